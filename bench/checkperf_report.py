@@ -4,11 +4,12 @@ usage: checkperf_report.py FOLDER RUNS THRESHOLD_PER_CENT NAME_A NAME_B
 The folder holds a0.json, b0.json, a1.json, ... of clattn bench. Exit code 0: no row is slower;
 3: some are; 2: there is nothing to compare.
 """
-import json
 import math
 import os
 import statistics
 import sys
+
+import report_file
 
 # Student's t, two-sided 95 %, by degrees of freedom; the next lower row serves those between.
 T = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228,
@@ -16,8 +17,7 @@ T = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.
 
 
 def times(path):
-    with open(path, encoding="utf-8") as file:
-        rows = json.load(file)["rows"]
+    rows = report_file.read(path)["rows"]
     # Reports of before the names were there are told apart by their fields.
     fields = ("suite", "batch", "query_len", "seq_len")
     names = [r.get("name") or "/".join(str(r[k]) for k in fields) for r in rows]

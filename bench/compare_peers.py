@@ -178,7 +178,7 @@ def prepare_vllm(cpu_attn, problem):
     """
     problem.needs("sinks", "soft cap", "a cache of 8 bits")
     page = problem.page if problem.page % 32 == 0 else 128
-    kv_type = problem.options["kv_dtype"] if problem.kv_dtype.itemsize == 1 else "auto"
+    kv_type = problem.options["kv_cache_dtype"] if problem.kv_dtype.itemsize == 1 else "auto"
     isa = cpu_attn._get_attn_isa(problem.dtype, page, problem.head_size, kv_type)
     if isa == "amx":
         torch.cpu._init_amx()  # Linux must be asked for tiles; in vLLM, PyTorch's products do

@@ -35,14 +35,14 @@ class Problem:
     def __init__(self, row, device, quick):
         options = row["options"]
         self.name, self.options, self.device = row["name"], options, device
-        if options["kv_dtype"] not in DTYPES:
-            raise Unsupported(f"a cache of {options['kv_dtype']} under {options['dtype']}")
-        self.dtype, self.kv_dtype = DTYPES[options["dtype"]], DTYPES[options["kv_dtype"]]
-        self.heads, self.kv_heads = options["heads"], options["kv_heads"]
+        if options["kv_cache_dtype"] not in DTYPES:
+            raise Unsupported(f"a cache of {options['kv_cache_dtype']} under {options['dtype']}")
+        self.dtype, self.kv_dtype = DTYPES[options["dtype"]], DTYPES[options["kv_cache_dtype"]]
+        self.heads, self.kv_heads = options["num_heads"], options["num_kv_heads"]
         self.head_size, self.page = options["head_size"], options["block_size"]
-        self.rope_dim = options["rope_dim"]
+        self.rope_dim = options["rope_dim"] if options["use_mla"] else 0
         self.value_size = self.head_size - self.rope_dim
-        self.window, self.soft_cap = options["window"], options["soft_cap"]
+        self.window, self.soft_cap = options["sliding_window"], options["logits_soft_cap"]
         self.scale = options["scale"] or 1 / math.sqrt(self.head_size)
         self.requests = [(q, s) for count, q, s in row["requests"] for _ in range(count)]
         self.pages_of = [-(-s // self.page) for _, s in self.requests]

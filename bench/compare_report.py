@@ -2,10 +2,10 @@
 
 `entries` holds one dictionary for each (row name, peer): times, or the reason why there are none.
 """
-import json
 import math
 import os
 
+import report_file
 
 UNSTEADY = 0.2  # as clattn bench marks rows: rounds further apart than this share of the median
 DRIFT = 0.1  # between two measurements of a row
@@ -134,6 +134,5 @@ def write_reports(folder, report, rows, entries, peers, commit):
     paths = []
     for name, content in files.items():
         paths.append(os.path.join(folder, f"{name}.json"))
-        with open(paths[-1], "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
+        report_file.write(paths[-1], content)
     return paths

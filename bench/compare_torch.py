@@ -12,7 +12,6 @@ import argparse
 import functools
 import importlib
 import importlib.metadata
-import json
 import math
 import os
 import signal
@@ -21,6 +20,7 @@ import sys
 import tempfile
 import time
 
+import report_file
 from compare_report import print_drift, print_table, write_reports
 
 SUITES = ("decode", "prefill", "mixed", "spec")
@@ -64,7 +64,7 @@ torch = None  # set by main()
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clattn", required=True, help="the program, build/release/src/cli/clattn")
+    parser.add_argument("--clattn", required=True, help="the program, build/release/clattn")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cuda where there is one")
     parser.add_argument("--suite", action="append", choices=SUITES, help="repeat for several")
     parser.add_argument("--model", action="append", help="as of clattn bench; repeat for several")
@@ -134,11 +134,10 @@ def run_clattn(arguments, seconds):
 
 
 def read_report(path):
-    with open(path, encoding="utf-8") as file:
-        try:
-            return json.load(file)
-        except ValueError:
-            leave("clattn bench was ended while it wrote its report")
+    try:
+        return report_file.read(path)
+    except ValueError:
+        leave("clattn bench was ended while it wrote its report")
 
 
 def measure_peer(problem, peer, prepare, row, arguments):
@@ -322,8 +321,7 @@ def main():
     if arguments.json:
         everything = {"format": "clattn-compare-torch", "schema_version": 1, **libraries,
                       "device": name, "clattn": report, "peers": list(entries.values())}
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(everything, file, indent=1)
+        report_file.write(arguments.json, everything)
     if arguments.reports or arguments.html:
         write_page(arguments, report, rows, entries, names, f"torch {torch.__version__}")
     if arguments.again:

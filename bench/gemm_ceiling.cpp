@@ -4,6 +4,7 @@
 #include <benchmark/benchmark.h>
 
 #include <clattn/clattn.hpp>
+#include <clattn/device.hpp>
 
 #include <clblast.h>
 

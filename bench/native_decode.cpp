@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <clattn/clattn.hpp>
+#include <clattn/device.hpp>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -91,7 +92,7 @@ class Ours {
                                  .block_size = kPage,
                                  .dtype = DType::kF32,
                                  .kv_cache_dtype = DType::kF16};
-    const auto& backend = get_attn_backend(config, &context_->capabilities());
+    const auto& backend = *get_attn_backend(config, &context_->capabilities());
     impl_ = backend.make_impl(context_, config);
     builder_ = backend.make_builder(context_, config);
     cache_ = make_kv_cache(*context_, queue_, backend, config,

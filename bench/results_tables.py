@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/results.md and README.md from the reports in bench/results/.
+"""Writes the tables of docs/results.md and docs/performance.md from the reports in bench/results/.
 
 usage: bench/results_tables.py [--check] [--results FOLDER] [--page FILE]...
 
@@ -16,11 +16,13 @@ the name:
 for reports and pages that it cannot read.
 """
 import argparse
-import json
 import math
 import pathlib
 import re
 import sys
+
+import compare_report
+import report_file
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEGIN = "<!-- tables of bench/results/: written by bench/results_tables.py, do not edit -->"
@@ -36,6 +38,7 @@ CEILINGS = {
     "mma_gflop_per_s": ("`mma.sync`", "GFLOP/s"),
     "wgmma_gflop_per_s": ("`wgmma`", "GFLOP/s"),
 }
+PAGES = ("results.md", "performance.md")
 JOINED = ("flashinfer", "sdpa", "vllm")  # libraries with several kernels or forms
 
 
@@ -52,7 +55,7 @@ def number(value):
 
 def read_report(path):
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = report_file.read(path)
         kind = report.get("format"), report.get("schema_version")
     except (OSError, ValueError, AttributeError) as error:
         raise Refused(f"{path}: {error}") from error
@@ -145,20 +148,47 @@ def times_of_peers(reports):
 def row_name(row):
     """The row's name without its model; "latent" stands for all latent options but heads."""
     name = row["name"].split("/", 1)[1].replace("/", " ")
-    name = name.replace("kv_heads=1 head_size=576 rope_dim=64", "latent")
+    name = name.replace("num_kv_heads=1 head_size=576 use_mla=yes rope_dim=64", "latent")
+    name = re.sub(r"num_heads=(\d+) num_kv_heads=(\d+)", r"\1/\2 heads", name)
     return re.sub(r" (block_size|scale)=\S+", "", name) if "latent" in name else name
 
 
-def comparison_lines(folder):
+def read_comparison(folder):
+    """The report of clattn in a folder, and what times_of_peers() gives of the others."""
     reports = {path.stem: read_report(path) for path in sorted(folder.glob("*.json"))}
     if "clattn" not in reports:
         raise Refused(f"{folder}: no clattn.json")
     own = reports.pop("clattn")
-    times, joined = times_of_peers(reports)
-    models, ratios = {}, []
-    for row in own["rows"]:
-        if "skipped" in row or not any(row["name"] in peer for peer in times.values()):
-            continue
+    return (own, *times_of_peers(reports))
+
+
+def rows_with_a_peer(own, times):
+    return [row for row in own["rows"]
+            if "skipped" not in row and any(row["name"] in peer for peer in times.values())]
+
+
+def ratios_of(own, times):
+    """How many times as fast clattn is in each row that a peer has: lists by the peer's name, and
+    that compared with the fastest peer of each row."""
+    rows = rows_with_a_peer(own, times)
+    fastest = {row["name"]: min(peer[row["name"]] for peer in times.values()
+                                if row["name"] in peer) for row in rows}
+
+    def ratios(peer):
+        return [peer[row["name"]] / row["median_us"] for row in rows if row["name"] in peer]
+    return {name: ratios(peer) for name, peer in times.items()}, ratios(fastest)
+
+
+def mean_text(name, ratios):
+    return (f"{compare_report.geometric_mean(ratios):.2f} times as fast as {name} "
+            f"({len(ratios)} row{'s' if len(ratios) > 1 else ''}, {min(ratios):.2f} to "
+            f"{max(ratios):.2f})")
+
+
+def comparison_lines(folder):
+    own, times, joined = read_comparison(folder)
+    models = {}
+    for row in rows_with_a_peer(own, times):
         model = row["name"].split("/", 1)[0]
         cells = [row_name(row), number(row["median_us"]) if row["correct"] else "WRONG"]
         for peer in times.values():
@@ -166,19 +196,21 @@ def comparison_lines(folder):
             cells.append("-" if time is None
                          else f"{number(time)} ({time / row['median_us']:.2f})")
         models.setdefault(model, []).append(cells)
-        ratios.append(min(peer[row["name"]] for peer in times.values() if row["name"] in peer)
-                      / row["median_us"])
     fastest = f"; {', '.join(joined)}: the fastest kernel or form per row" if joined else ""
     text = (f"{provenance(own)}; µs, and in brackets how many times as fast clattn is{fastest}; "
             f"`bench/results/{folder.name}/`.")
     lines = [f"### {folder.name}", "", *wrapped(text), ""]
     for model, rows in models.items():
         lines += table([model, "clattn", *times], rows)
+    by_peer, ratios = ratios_of(own, times)
     if not ratios:
         return lines
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    text = (f"Beside the fastest peer of each row: {mean:.2f} times as fast in the geometric mean "
-            f"of {len(ratios)}, {min(ratios):.2f} to {max(ratios):.2f} times in each.")
+    if len(times) > 1:
+        means = "; ".join(mean_text(name, values) for name, values in by_peer.items() if values)
+        lines += [*wrapped(f"In the geometric mean clattn is {means}."), ""]
+    text = (f"Beside the fastest peer of each row: {compare_report.geometric_mean(ratios):.2f} "
+            f"times as fast in the geometric mean of {len(ratios)}, {min(ratios):.2f} to "
+            f"{max(ratios):.2f} times in each.")
     return [*lines, *wrapped(text), ""]
 
 
@@ -228,7 +260,7 @@ def with_tables(page, text, lines):
 
 
 def fail(code, message):
-    print(f"results_tables: {message}", file=sys.stderr)
+    print(f"{pathlib.Path(sys.argv[0]).stem}: {message}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -239,7 +271,7 @@ def main():
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "bench" / "results")
     parser.add_argument("--page", type=pathlib.Path, action="append")
     arguments = parser.parse_args()
-    for page in arguments.page or [ROOT / "docs" / "results.md", ROOT / "README.md"]:
+    for page in arguments.page or [ROOT / "docs" / name for name in PAGES]:
         try:
             text = page.read_text(encoding="utf-8")
             wanted = with_reports(page, text, arguments.results)

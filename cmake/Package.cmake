@@ -1,5 +1,6 @@
 # Installation, what find_package(clattn) and pkg-config read, and Debian packages. Components:
-# runtime (the shared library), dev (headers and what builds with them), tools (the program).
+# runtime (the shared library), dev (headers and what builds with them), tools (the program and its
+# manual pages), docs (documents and examples).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 install(TARGETS clattn EXPORT clattn_targets
@@ -8,6 +9,17 @@ install(TARGETS clattn EXPORT clattn_targets
         ARCHIVE COMPONENT dev)
 install(DIRECTORY include/clattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT dev)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT runtime)
+
+# Documents and examples, laid out as here, so that the links between them resolve. A build inside
+# another project installs only what programs need. examples/CMakeLists.txt is part of this build.
+if(PROJECT_IS_TOP_LEVEL)
+  file(GLOB pages CONFIGURE_DEPENDS *.md)
+  install(FILES ${pages} CITATION.cff DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT docs)
+  install(DIRECTORY docs examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT docs
+          REGEX "/examples/CMakeLists\\.txt$|/__pycache__$" EXCLUDE)
+  # As for clattn-tools: the package of these files may stand without the library's.
+  install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/clattn-doc COMPONENT docs)
+endif()
 
 # find_package(clattn), from an installation or from this build.
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/clattn)
@@ -37,7 +49,8 @@ configure_file(${CMAKE_CURRENT_LIST_DIR}/clattn.pc.in clattn.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/clattn.pc
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
 
-# cpack in the build folder makes three .deb files, of a build with the shared library.
+# cpack in the build folder makes four .deb files, of a build with the shared library
+# (packaging/debs.sh).
 if(PROJECT_IS_TOP_LEVEL AND BUILD_SHARED_LIBS)
   set(CPACK_GENERATOR DEB)
   set(CPACK_PACKAGE_VENDOR CLAttn)
@@ -45,7 +58,7 @@ if(PROJECT_IS_TOP_LEVEL AND BUILD_SHARED_LIBS)
   set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
   set(CPACK_STRIP_FILES ON)
   set(CPACK_DEB_COMPONENT_INSTALL ON)
-  set(CPACK_COMPONENTS_ALL runtime dev)
+  set(CPACK_COMPONENTS_ALL runtime dev docs)
   set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
   set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
   set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
@@ -65,6 +78,12 @@ if(PROJECT_IS_TOP_LEVEL AND BUILD_SHARED_LIBS)
  Headers in C and C++, and what CMake and pkg-config read.")
   set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS
       "${runtime} (= ${PROJECT_VERSION}), ocl-icd-opencl-dev | opencl-dev, opencl-c-headers")
+
+  set(CPACK_DEBIAN_DOCS_PACKAGE_NAME clattn-doc)
+  set(CPACK_DEBIAN_DOCS_PACKAGE_SECTION "doc\nMulti-Arch: foreign")
+  set(CPACK_DEBIAN_DOCS_PACKAGE_ARCHITECTURE all)
+  set(CPACK_COMPONENT_DOCS_DESCRIPTION "${PROJECT_DESCRIPTION}: documents
+ Guide, recipes, reference and examples, in /usr/share/doc/clattn.")
 
   if(CLATTN_DEVELOPER_MODE)
     list(APPEND CPACK_COMPONENTS_ALL tools)

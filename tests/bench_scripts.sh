@@ -1,6 +1,6 @@
 #!/bin/sh
-# bench/checkperf, bench/compare_torch.py and bench/results_tables.py: what they refuse, what they
-# count, how they exit.
+# bench/checkperf, bench/compare_torch.py, bench/results_tables.py and bench/chart.py: what they
+# refuse, what they count, how they exit; and that reports have a row a line.
 # Needs no device, no PyTorch, no git: small scripts stand in for those.
 # usage: tests/bench_scripts.sh
 set -eu
@@ -43,7 +43,7 @@ case $* in
 esac
 TEXT
 for commit in old new; do
-  program "$work/trees/$commit/build/release/src/cli/clattn" <<'TEXT'
+  program "$work/trees/$commit/build/release/clattn" <<'TEXT'
 [ "$*" = "bench decode --json /dev/null" ] && exit 0
 [ "$1 $2 $3" = "bench decode --json" ] || { echo "clattn: unknown: $2" >&2; exit 2; }
 times=${0%/build/*}/times
@@ -66,11 +66,11 @@ expect 2 'clattn: unknown: --bogus' "$bench/checkperf" old new -- --bogus
 grep -q pair "$work/log" && fail 'measured before it looked at the arguments'
 
 # Only the programs of the two commits are asked, both of them, and only as they were committed.
-program "$work/here/build/release/src/cli/clattn" <<'TEXT'
+program "$work/here/build/release/clattn" <<'TEXT'
 echo 'clattn: of another time' >&2 && exit 2
 TEXT
 mkdir -p "$work/here/bench"
-cp "$bench/checkperf" "$bench/checkperf_report.py" "$work/here/bench"
+cp "$bench/checkperf" "$bench/checkperf_report.py" "$bench/report_file.py" "$work/here/bench"
 expect 2 'no worktree for old' \
   env CHECKPERF_DIR="$work/none" "$work/here/bench/checkperf" old new -- decode
 for commit in old new; do
@@ -78,7 +78,7 @@ for commit in old new; do
   expect 2 "trees/$commit holds another source than that of $commit: remove it" \
     "$bench/checkperf" old new -- decode
   echo "$commit" > "$work/trees/$commit/.git"
-  echo ' M src/cli/bench/bench.cpp' > "$work/trees/$commit/changes"
+  echo ' M program/bench/bench.cpp' > "$work/trees/$commit/changes"
   expect 2 "trees/$commit holds another source" "$bench/checkperf" old new -- decode
   : > "$work/trees/$commit/changes"
 done
@@ -134,7 +134,7 @@ fi
 cat > "$2" <<JSON
 {"commit": "abc$POCL_MAX_PTHREAD_COUNT", "device": {"name": "d"},
  "rows": [{"name": "row", "median_us": 200, "p10_us": 190, "p90_us": 220, "correct": $correct,
-           "options": {"dtype": "f16", "kv_dtype": "int8"}}]}
+           "options": {"dtype": "f16", "kv_cache_dtype": "int8"}}]}
 JSON
 [ -z "${late:-}" ] || exec sleep 60
 [ $correct = true ]
@@ -157,7 +157,7 @@ torch 2 'clattn bench took its 0.6 s of --budget-seconds before a row' \
   --filter slow --budget-seconds 1
 torch 0 'clattn bench took its 0.6 s of --budget-seconds; its rows' --filter late --budget-seconds 1
 torch 0 '200.0 -5..+10%' --filter late --budget-seconds 1 --json "$work/late.json"
-grep -q '"median_us": 200' "$work/late.json" || fail 'nothing written when time was over'
+grep -q '"median_us":200' "$work/late.json" || fail 'nothing written when time was over'
 torch 2 'measured no row, so there is nothing to compare: too large' \
   --filter skips --budget-seconds 1
 torch 2 '--peer: none with cudnn in its name, there are vllm-cpu, vllm-mla, sdpa, sdpa-folded' \
@@ -257,6 +257,40 @@ report "/reports/clattn.json $work/reports/p.json"
 report "[('a', 200, 4.0, 0.25, True, []), ('b', 800, 1.0, 0.0625, True, [])]"
 [ ! -e "$work/reports/q.json" ] || fail 'a report of a peer without a time'
 
+# The form of reports, within others too, and that those which are kept have it.
+cat > "$work/form.py" <<'TEXT'
+import json, pathlib, sys
+import report_file
+def lines_of_rows(text):
+    return [json.loads(line.rstrip(",")) for line in text.splitlines() if line.startswith('{"')]
+rows = [{"name": "a\n", "requests": [[1, 2, 3]]}, {"name": "µ", "kernels": [{"name": "k"}]}]
+report = {"format": "f", "device": {"name": "d", "units": [1]}, "rows": rows, "layout": "HND"}
+report_file.write(sys.argv[1], {"clattn": report, "none": [], "peers": rows[:1]})
+assert report_file.read(sys.argv[1]) == {"clattn": report, "none": [], "peers": rows[:1]}
+print(open(sys.argv[1], encoding="utf-8").read(), end="")
+for path in pathlib.Path(sys.argv[2]).rglob("*.json"):
+    if lines_of_rows(path.read_text(encoding="utf-8")) != report_file.read(path)["rows"]:
+        sys.exit(f"{path}: not a row a line")
+TEXT
+expect 0 '' env PYTHONPATH="$bench" python3 "$work/form.py" "$work/form.json" "$bench/results"
+cmp -s "$work/log" - << 'TEXT' || fail 'another form of reports'
+{
+"clattn": {
+"format": "f",
+"device": {"name":"d","units":[1]},
+"rows": [
+{"name":"a\n","requests":[[1,2,3]]},
+{"name":"µ","kernels":[{"name":"k"}]}
+],
+"layout": "HND"
+},
+"none": [],
+"peers": [
+{"name":"a\n","requests":[[1,2,3]]}
+]
+}
+TEXT
+
 # Tables of kept reports: one file, and a folder of peers.
 results() {  # CODE TEXT [--check]
   code=$1 text=$2
@@ -306,6 +340,9 @@ page_says 'c was skipped: no such kernel'
 page_says '| m | clattn | p | q |'
 page_says '| decode a | 100.0 | 250.0 (2.50) | 100.0 (1.00) |'
 page_says '| decode b | 10 | - | 5 (0.50) |'
+page_says "In the geometric mean clattn is 2.50 times as fast as p (1 row, 2.50 to 2.50); \
+0.71 times as fast as"
+page_says 'q (2 rows, 0.50 to 1.00).'
 page_says "Beside the fastest peer of each row: 0.71 times as fast in the geometric mean of 2, \
 0.50 to 1.00"
 page_says 'times in each.'
@@ -338,6 +375,39 @@ under
 TEXT
 sed -i 's/  a b/  a c/' "$work/rows.md"
 results 2 'd.json: lacks row c' --page "$work/rows.md" --check
+
+# The picture of means, of the same folder of peers in the place of each that it shows.
+chart() {  # CODE TEXT [--check]
+  code=$1 text=$2
+  shift 2
+  expect "$code" "$text" python3 "$bench/chart.py" --results "$work/charted" \
+    --picture "$work/speed.svg" "$@"
+}
+picture_says() { grep -qF -- "$1" "$work/speed.svg" || fail "the picture lacks '$1'"; }
+mkdir "$work/charted"
+for folder in h200-aims h100-aims xeon-16-cores; do
+  cp -r "$work/results/peers" "$work/charted/$folder"
+done
+mv "$work/charted/xeon-16-cores/p.json" "$work/charted/xeon-16-cores/vllm.json"
+chart 2 'No such file' --check
+chart 0 ''
+chart 0 '' --check
+picture_says 'class="end">vLLM</text>'
+picture_says 'class="mean">2.50</text>'
+picture_says '>1 batch, 2.50 to 2.50</text>'
+picture_says 'class="behind"/>'
+picture_says 'class="mean">0.71</text>'
+picture_says '>2 batches, 0.50 to 1.00</text>'
+picture_says '>driver 1.2, CLAttn abc1234, 2026-11-25</text>'
+python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$work/speed.svg" ||
+  fail 'the picture is no XML'
+sed -i 's/2\.50/2.51/' "$work/speed.svg"
+chart 1 'run bench/chart.py' --check
+rm "$work/charted/h100-aims/clattn.json"
+chart 2 'h100-aims: no clattn.json'
+rm "$work/charted/h200-aims"/[pq].json
+chart 2 'h200-aims: no row that a peer has'
+
 echo '{"format": "clattn-bench", "schema_version": 2}' > "$work/results/e.json"
 results 2 'e.json: format clattn-bench, schema_version 2, legal: clattn-bench, 1' --check
 echo '{"format": "clattn-bench", "schema_version": 1}' > "$work/results/e.json"

@@ -39,7 +39,7 @@ sed -n 's/^\([a-z_]*\.hpp [A-Za-z_]*\): .*/\1/p' "$table" | sort > "$work/entrie
   comm -13 "$work/calls" "$work/entries" | sed 's/^/no header has /'
   sed -n 's/^[a-z_]*\.hpp [A-Za-z_]*: \([a-z_]*\)$/\1/p' "$table" | sort -u | while read -r op; do
     grep -rqF "\"$op\"" src/capture src/kv_cache || echo "captures do not write $op"
-    grep -qF "{\"$op\", run_" src/cli/run/run.cpp ||
+    grep -qF "{\"$op\", run_" program/run/run.cpp ||
       echo "clattn run does not execute $op"
   done
   sed -n 's/^  \([A-Za-z]*\)\.\([A-Za-z0-9_]*\)$/\1, \2/p' "$table" | sort -u |

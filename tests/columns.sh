@@ -6,7 +6,7 @@ export LC_ALL=C.UTF-8  # columns are characters, not bytes
 cd "$(dirname "$0")/.."
 
 # Data: tables that programs write or read a row a line, and what has a form of its own.
-data='^bench/.*\.txt$|\.json$|\.npy$|LICENSE'
+data='^bench/.*\.txt$|\.json$|\.tsv$|\.npy$|LICENSE'
 
 tracked() { git ls-files 2> /dev/null || find .ci .github [!.]* -type f ! -path 'build*'; }
 

@@ -9,6 +9,12 @@ cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+# The page of the configuration is what the program prints.
+"$program" options | diff docs/configuration.md - || {
+  echo "commands: docs/configuration.md is stale: clattn options > docs/configuration.md"
+  exit 1
+}
+
 # One command a line: of code blocks those that begin a line, of text what stands between backticks.
 for page in README.md CONTRIBUTING.md docs/*.md tools/*/README.md bench/results/README.md; do
   [ "$page" != docs/journal.md ] || continue
@@ -16,7 +22,7 @@ for page in README.md CONTRIBUTING.md docs/*.md tools/*/README.md bench/results/
     function told(line) {
       sub(/^([A-Z_]+=[^ ]* +)+/, "", line)  # VARIABLE=value clattn ...
       sub(/ +#.*/, "", line)
-      sub(/^build\/[a-z]+\/src\/cli\//, "", line)
+      sub(/^build\/[a-z]+\//, "", line)
       if (line ~ /^(clattn|\.\/dev) +[a-z]/) print page "\t" line
     }
     /^ *```/ { block = !block; next }

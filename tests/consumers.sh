@@ -40,8 +40,16 @@ consumer static -DCMAKE_PREFIX_PATH="$static"
 pkg_config by_pkg_config_static "$static" --static
 
 for prefix in "$work/prefix" "$static"; do
-  [ -e "$prefix/share/doc/clattn/LICENSE" ] || { echo "consumers: no LICENSE"; exit 1; }
+  for file in LICENSE README.md CHANGELOG.md docs/guide.md examples/first_program.cpp; do
+    [ -s "$prefix/share/doc/clattn/$file" ] || { echo "consumers: no $prefix/.../$file"; exit 1; }
+  done
 done
+# The program's pages, where the build could write them.
+if grep -q '^CLATTN_HELP2MAN:FILEPATH=/' "$build/CMakeCache.txt"; then
+  for page in clattn clattn-check; do
+    [ -s "$work/prefix/share/man/man1/$page.1" ] || { echo "consumers: no page $page"; exit 1; }
+  done
+fi
 export LD_LIBRARY_PATH="$work/prefix/lib"
 sh tests/same_bits.sh "$work/installed/step_c" "$work/installed/step_cpp" \
   "$work/from_build/step_c" "$work/by_pkg_config" "$work/static/step_c" \

@@ -1,5 +1,5 @@
-# Tests of the house itself, by scripts: rooms, documents, the width of lines.
-foreach(script layering layering_selftest docs columns snippets captures)
+# Tests of the house itself, by scripts: rooms, documents, the width of lines, headers.
+foreach(script layering layering_selftest docs columns snippets captures user_program sizes)
   add_test(NAME host.${script} COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/${script}.sh)
   set_tests_properties(host.${script} PROPERTIES
                        LABELS host ENVIRONMENT "CXX=${CMAKE_CXX_COMPILER}")

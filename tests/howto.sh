@@ -29,7 +29,7 @@ run() {  # HEADING N [SED COMMAND]: in $work
   sed "s#/tmp/#@/#g; s#/opt/#@/opt/#g; s#-S clattn#-S @/$sources#; s#@#$work#g;
     s#=Release#=None#; s#--device gpu#--device cpu#; s#--device 1:0#--device 0:0#; ${3:-}" \
     "$work/written" > "$work/block"
-  (cd "$work" && PATH="$build/src/cli:$PATH" sh -eux block) > "$work/block.log" 2>&1 ||
+  (cd "$work" && PATH="$build:$PATH" sh -eux block) > "$work/block.log" 2>&1 ||
     { cat "$work/block.log"; echo "howto: block $2 of \"$1\" failed"; return 1; }
 }
 project() {  # NAME CMAKE ARGUMENT...: builds NAME/CMakeLists.txt, whose program becomes ./app
@@ -65,7 +65,8 @@ run "Link the library" 2 "/# static\$/d; s#$work/opt#$work/shared#g"
 "$work/a.out"  # which finds its library by -rpath
 run "Choose a device" 1
 run "See why a kernel was taken" 1
+run "Start without waiting for compilers" 1
 for n in 1 2 3; do run "Debug a wrong result" $n; done
 blocks=$(grep -cE '^ *```(sh|cmake)$' docs/howto.md)
-[ "$blocks" = 9 ] || { echo "howto: 9 of docs/howto.md's $blocks blocks ran"; exit 1; }
+[ "$blocks" = 10 ] || { echo "howto: 10 of docs/howto.md's $blocks blocks ran"; exit 1; }
 echo "howto: all $blocks blocks of shell and CMake ran"

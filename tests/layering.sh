@@ -1,13 +1,13 @@
 #!/bin/sh
-# Fails when a room of the house includes, calls or prints what its row does not allow. The rows are
-# the table "Rooms" of docs/architecture.md.
+# Fails when a module includes, calls or prints what its row does not allow. The rows are the table
+# "Modules" of docs/architecture.md.
 # usage: tests/layering.sh [ROOT]
 set -eu
 export LC_ALL=C
 cd "${1:-$(dirname "$0")/..}"
 
 folders=
-for folder in include src kernels_cl bench python tests/oracle tools/amd-emulator; do
+for folder in include src program oracle kernels_cl bench python tools/amd-emulator; do
   if [ -d "$folder" ]; then folders="$folders $folder"; fi
 done
 if [ -z "$folders" ]; then
@@ -19,9 +19,9 @@ fi
 # shellcheck disable=SC2016,SC2086
 find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -name '*.cl' \
   -o -name '*.clh' \) | sort | xargs awk '
-  # Quoted includes: the rooms whose files a room may include. "shared" is kernels_cl/shared.
+  # Quoted includes: the modules whose files a module may include. "shared" is kernels_cl/shared.
   function room_may(room, rooms) { allowed[room] = " " room " " rooms " " }
-  # Angle includes that only some rooms may use.
+  # Angle includes that only some modules may use.
   function only(prefix, rooms) { restricted[prefix] = " " rooms " " }
   BEGIN {
     room_may("base", "")
@@ -29,15 +29,15 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("files", "")
     room_may("tuning", "base files")
     room_may("opencl", "base files tuning shared")
-    room_may("npy", "files")
-    room_may("capture", "base files npy")
+    room_may("capture", "base files")
     room_may("kernels", "base metadata tuning opencl capture shared")
     room_may("kv_cache", "base opencl capture kernels shared")
     room_may("backends", "base metadata opencl capture kernels kv_cache shared")
     room_may("attention", "base metadata opencl capture kernels kv_cache backends shared")
+    room_may("compat", "base metadata opencl capture kernels kv_cache backends shared")
     room_may("c_api", "base metadata opencl kernels kv_cache backends attention shared")
-    room_may("cli", "ceilings oracle files npy")    # otherwise the public headers
-    room_may("ceilings", "base opencl")  # src/cli/ceilings/: launches kernels of its own
+    room_may("program", "ceilings oracle files")   # otherwise the public headers
+    room_may("ceilings", "base opencl")  # program/ceilings/: launches kernels of its own
     room_may("bench", "oracle")      # likewise
     room_may("python", "")           # the public headers
     room_may("oracle", "")           # shares nothing with what it judges
@@ -48,15 +48,16 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("kernels_cl/tile", "tile core shared")    # units, whatever is computed by them
     room_may("kernels_cl/attention", "attention tile core shared")
     room_may("kernels_cl/cache", "cache core shared")
-    own = "base files metadata tuning opencl npy capture kernels kv_cache backends attention"
-    own = own " c_api cli bench python"
+    own = "base files metadata tuning opencl capture kernels kv_cache backends attention"
+    own = own " compat c_api program bench python"
     only("clattn/", own " ceilings include")
+    only("clattn/compat/", "compat c_api program bench python include")
     only("CL/", "opencl include c_api amd-emulator")
     only("clattn/opencl.hpp", "opencl include c_api")
     only("fmt/", own " ceilings")
     only("xxhash", "metadata opencl")
-    only("nlohmann/", "cli bench")
-    only("CLI/", "cli")
+    only("nlohmann/", "program bench")
+    only("CLI/", "program")
   }
   function complain(what) { print FILENAME ":" FNR ": " what; bad = 1 }
   function base_name(path) { sub(/.*\//, "", path); return path }
@@ -68,15 +69,14 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
   FNR == 1 {
     split(FILENAME, part, "/")
     room = part[1] == "src" || part[1] == "tools" ? part[2] : part[1]
-    if (room == "tests") room = "oracle"
-    program = room == "cli"
-    if (program && part[3] == "ceilings") room = "ceilings"
+    program = room == "program"
+    if (program && part[2] == "ceilings") room = "ceilings"
     in_kernels = room == "kernels_cl"
     if (in_kernels) room = room "/" part[2]
-    library = part[1] == "src" && !program
+    library = part[1] == "src"
     in_comment = 0
     files++
-    if (!(room in allowed)) complain("no row for the room " room)
+    if (!(room in allowed)) complain("no row for the module " room)
   }
   in_kernels && /[^\t -~]/ { complain("not ASCII") }
   {
@@ -98,12 +98,12 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     split(line, part, "\"")
     path = part[2]
     target = path ~ /\// ? substr(path, 1, index(path, "/") - 1) : room
-    if (target == "cli" && index(path, "cli/ceilings/") == 1) target = "ceilings"
-    if (target == "..") complain("\"" path "\": name the room, not a way out of this one")
+    if (target == "program" && index(path, "program/ceilings/") == 1) target = "ceilings"
+    if (target == "..") complain("\"" path "\": name the module, not a way out of this one")
     else if (!index(allowed[room], " " target " ")) complain(room " may not include \"" path "\"")
     other = backend_of(path)
     own = backend_of(FILENAME)
-    if (target == "backends" && own != "" && other != "" && other != own)
+    if ((target == "backends" || target == "compat") && own != "" && other != "" && other != own)
       complain("backend " own " includes backend " other)
   }
   line ~ /^[ \t]*#[ \t]*include[ \t]*</ {
@@ -135,5 +135,5 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
   }
   END {
     if (bad) exit 1
-    print "layering: " files " files keep to their rooms"
+    print "layering: " files " files keep to the table"
   }'

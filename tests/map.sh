@@ -1,56 +1,31 @@
 #!/bin/sh
-# Holds docs/vllm-map.md to its tests and to the sources: every row has an entry in
-# tests/map_tests.txt and every entry a row, in the same order; every test named there exists; what
-# is "absent" stands in no source of the library; what CLAttn's column names stands in one, and so
-# do the errors that it calls the same; every note is referred to.
-# usage: tests/map.sh [MAP [ENTRIES]]
+# Compares docs/vllm-map.tsv with its tests and the sources, and its page with it: no row is there
+# twice; every row has tests, which exist; what is "absent" is in no source, in capitals or not;
+# what CLAttn's column names is in one, and so are the errors that it calls the same; files exist.
+# usage: tests/map.sh
 set -eu
 cd "$(dirname "$0")/.."
-map=${1:-docs/vllm-map.md}
-entries=${2:-tests/map_tests.txt}
+map=docs/vllm-map.tsv
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# What the two pages say, one kind a file of $work; their own mistakes to the output.
+# What the rows say, one kind a file of $work; their own mistakes to the output.
 read_map() {
-  awk -v work="$work" '
-    /^## / { section = $2; sub(/\..*/, "", section) }
-    /^[0-9]+\. / { print section " note " $1 + 0 > (work "/notes") }
-    /^\| (vLLM|defect|---)/ || !/^\| / { next }
-    {
-      if (split($0, cell, / *\| */) != 5) print "not three columns: " $0
-      print section ": " cell[2] > (work "/rows")
-      print cell[3] > (work "/ours")
-      if (cell[3] ~ /^the same names?/) print cell[2] > (work "/ours")
-      if (cell[3] ~ /^the same (text|words)/ && split(cell[2], text, "`") > 2) {
-        sub(/ *\.\..*/, "", text[2])
-        print text[2] > (work "/texts")
-      }
-      if (cell[4] ~ /^note [0-9]+$/) print section " " cell[4] > (work "/references")
-    }' "$map"
-}
-read_entries() {
-  awk -v work="$work" '
-    /^#/ || /^$/ { next }
-    /^A[0-9]+$/ { section = $0; next }
-    /^  absent / { sub(/^  absent /, ""); print > (work "/absent"); tests++; next }
-    /^  / { print $1 > (work "/cited"); tests++; next }
-    {
-      if (row != "" && !tests) print "no test for " row
-      row = section ": " $0
-      tests = 0
-      print row > (work "/entries")
+  touch "$work/ours" "$work/texts" "$work/absent" "$work/cited"
+  awk -F '\t' -v work="$work" '
+    NR == 1 { next }
+    NF != 5 { print "not five columns: " $0 }
+    { print $1 ": " $2 > (work "/rows") }
+    { print $3 > (work "/ours") }
+    $3 ~ /^the same names?/ { print $2 > (work "/ours") }
+    $3 ~ /^the same (text|words)/ && split($2, text, "`") > 2 {
+      sub(/ *\.\..*/, "", text[2])
+      print text[2] > (work "/texts")
     }
-    END { if (!tests) print "no test for " row }' "$entries"
-}
-
-compare_rows() {
-  diff "$work/rows" "$work/entries" | sed -n 's/^</row without an entry (or elsewhere):/p
-    s/^>/entry without a row (or elsewhere):/p'
+    $5 ~ /^ *$/ { print "no test for " $1 ": " $2 }
+    sub(/^absent /, "", $5) { print $5 > (work "/absent"); next }
+    { for (i = split($5, tests, / +/); i > 0; i--) print tests[i] > (work "/cited") }' "$map"
   sort "$work/rows" | uniq -d | sed 's/^/two rows /'
-  sort -u "$work/notes" > "$work/numbered"
-  sort -u "$work/references" | comm -3 "$work/numbered" - |
-    sed 's/^[[:space:]]*/note or reference alone: /'
 }
 
 # Tests are TEST*(Suite, Name).
@@ -60,10 +35,11 @@ find_tests() {
   sort -u "$work/cited" | comm -23 - "$work/tests" | sed 's/^/no test /'
 }
 
-# shellcheck disable=SC2013,SC2016  # Markdown's backticks; names have no blanks
+# shellcheck disable=SC2016  # Markdown's backticks
 find_names() {
   while read -r words; do
-    grep -rlF -- "$words" include src kernels_cl | sed "s/^/\"$words\" is absent, but stands in /"
+    grep -rliF -- "$words" include src kernels_cl program |
+      sed "s/^/\"$words\" is absent, but stands in /"
   done < "$work/absent"
   while read -r words; do
     grep -rqF -- "$words" src || echo "no error of the library says \"$words\""
@@ -72,17 +48,21 @@ find_names() {
   grep -oE '`[^`]*`' "$work/ours" | sed -E 's/`[a-z0-9_/]+\.(hpp|h|cpp)`//' |
     grep -oE '[A-Za-z_][A-Za-z0-9_]*' | sort -u | comm -23 - "$work/words" |
     sed 's/^/no source of the library has /'
-  for file in $(grep -oE '`[a-z0-9_/]+\.(hpp|h|cpp)`' "$map" | tr -d '`' | sort -u); do
-    [ -e "$file" ] || [ -e "include/clattn/$file" ] || echo "no file $file"
-  done
+  grep -ohE '`[a-z0-9_/]+\.(hpp|h|cpp)`' "$map" docs/vllm-map.md | tr -d '`' | sort -u |
+    while read -r file; do
+      [ -e "$file" ] || [ -e "include/clattn/$file" ] || echo "no file $file"
+    done
 }
 
 {
   read_map
-  read_entries
-  compare_rows
   find_tests
   find_names
+  if command -v python3 > /dev/null; then
+    python3 tools/vllm_map.py --check 2>&1 || true
+  else
+    echo "map: no python3 here, so the page is not compared with the table" >&2
+  fi
 } > "$work/complaints"
 sed 's/^/map: /' "$work/complaints"
 [ ! -s "$work/complaints" ] || exit 1

@@ -8,37 +8,49 @@ cd "$(dirname "$0")/.."
 build=$1
 bits=$2
 work=$(mktemp -d)
-prefix=$(sed -n 's/^CMAKE_INSTALL_PREFIX:PATH=//p' "$build/CMakeCache.txt")
-trap 'rm -rf "$work"; cmake -DCMAKE_INSTALL_PREFIX="$prefix" "$build" > /dev/null' EXIT
+trap 'rm -rf "$work"' EXIT
 suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
 
-# With /usr as prefix libraries lie in Debian's folder of the architecture.
-cmake -DCMAKE_INSTALL_PREFIX=/usr "$build" > "$work/log" || { cat "$work/log"; exit 1; }
-rm -rf "$build/packages"
-(cd "$build" && cpack -B packages) > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+sh packaging/debs.sh "$build" "$build/packages"
 
 mkdir "$work/tried"
-cp -R "$build"/packages/*.deb examples/consumer examples/first_program.cpp tests/same_bits.sh \
-  "$work/tried"
+cp "$build"/packages/*.deb tests/same_bits.sh "$work/tried"
 cp "$bits" "$work/tried/bits"
 cat > "$work/tried/try.sh" << 'SCRIPT'
 set -eu
+unset CMAKE_C_COMPILER_LAUNCHER CMAKE_CXX_COMPILER_LAUNCHER  # outside there may be one
 cd /tried
+fail() {
+  echo "packages: $*"
+  exit 1
+}
 apt-get install -y -q ./*.deb > log || { cat log; exit 1; }
 clattn devices > log || { cat log; exit 1; }
 grep 'compute units' log
-[ -e /usr/share/man/man1/clattn.1.gz ] || [ -e /usr/share/man/man1/clattn.1 ]
-ls "/usr/lib/$(gcc -print-multiarch)/libclattn.so"
-for package in libclattn0.1 libclattn-dev; do
-  [ "$(dpkg-query -W -f='${Multi-Arch}' $package)" = same ] || exit 1
+documents=/usr/share/doc/clattn
+for file in /usr/share/man/man1/clattn.1 /usr/share/man/man1/clattn-check.1 \
+  $documents/README.md $documents/CHANGELOG.md $documents/LICENSE $documents/docs/guide.md \
+  $documents/docs/images/speed.svg $documents/examples/first_program.cpp \
+  /usr/share/doc/clattn-doc/LICENSE /usr/share/doc/clattn-tools/LICENSE; do
+  [ -s $file ] || fail "no $file"
 done
-cmake -S consumer -B by_cmake > log || { cat log; exit 1; }
+ls "/usr/lib/$(gcc -print-multiarch)/libclattn.so"
+library=$(dpkg-query -S '/usr/lib/*/libclattn.so.*' | sed 's/:.*//' | sort -u)
+for package in "$library same" "libclattn-dev same" "clattn-doc foreign"; do
+  [ "$(dpkg-query -W -f='${Multi-Arch}' "${package% *}")" = "${package#* }" ] ||
+    fail "not Multi-Arch: $package"
+done
+# The examples as they are installed.
+cmake -S $documents/examples/consumer -B by_cmake > log || { cat log; exit 1; }
 cmake --build by_cmake > log || { cat log; exit 1; }
 by_cmake/first_program
-cc -std=c99 consumer/step.c -o by_pkg_config $(pkg-config --cflags --libs clattn)
+cc -std=c99 $documents/examples/consumer/step.c -o by_pkg_config \
+  $(pkg-config --cflags --libs clattn)
 sh same_bits.sh "cat bits" by_cmake/step_c by_cmake/step_cpp ./by_pkg_config
-apt-get purge -y -q libclattn0.1 > log || { cat log; exit 1; }
-[ ! -e /usr/include/clattn ]
+apt-get purge -y -q "$library" clattn-doc > log || { cat log; exit 1; }
+for folder in /usr/include/clattn $documents; do
+  [ ! -e $folder ] || fail "$folder stays behind"
+done
 SCRIPT
 
 # A root with a compiler and a driver; what else the packages need has to be among what they name.

@@ -3,8 +3,6 @@
 
 /* What fragments of C in the documents may use (tests/snippets.sh). */
 #include <clattn/clattn.h>
-#include <clattn/clattn_graph.h>
-#include <clattn/clattn_session.h>
 #include <stdio.h>
 
 extern ClattnContext* context;

@@ -5,6 +5,11 @@
 #include <clattn/cache_ops.hpp>
 #include <clattn/cascade.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/device.hpp>
+#include <clattn/explain.hpp>
+#include <clattn/kv_scales.hpp>
+#include <clattn/log.hpp>
+#include <clattn/registry.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -14,8 +19,8 @@
 #include <string_view>
 #include <vector>
 
-// What fragments of C++ in the documents may use (tests/snippets.sh): the names of README.md's
-// program, a step and its tensors.
+// What fragments of C++ in the documents may use (tests/snippets.sh): the names of
+// examples/one_step.cpp, a step and its tensors.
 using namespace clattn;
 
 extern const std::shared_ptr<Context> context;

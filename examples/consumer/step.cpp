@@ -33,10 +33,10 @@ int main() {
   config.dtype = DType::kF32;
   const auto context = Context::create();
   const auto queue = context->create_queue();
-  const auto& backend = get_attn_backend(config, &context->capabilities());
-  const auto impl = backend.make_impl(context, config);
-  const auto builder = backend.make_builder(context, config);
-  const auto cache = make_kv_cache(*context, queue, backend, config, 4);
+  const auto backend = get_attn_backend(config, &context->capabilities());
+  const auto impl = backend->make_impl(context, config);
+  const auto builder = backend->make_builder(context, config);
+  const auto cache = make_kv_cache(*context, queue, *backend, config, 4);
 
   const std::vector<int> starts{0, 1, 2}, seq_lens{1, 20}, pages{3, 0, 1, 0};
   const auto& step = builder->build(queue, CommonAttentionMetadata::of(starts, seq_lens, pages));

@@ -38,8 +38,10 @@ Tokens forward(Session& session, const Step& step, const Ops& ops, const DeviceW
 
 int main() {
   const Weights weights = random_weights(1);
-  const AttentionOptions layer{
-      .num_heads = kHeads, .head_size = kHeadSize, .num_kv_heads = kKVHeads, .dtype = DType::kF32};
+  const AttentionOptions layer{.config = {.num_heads = kHeads,
+                                          .num_kv_heads = kKVHeads,
+                                          .head_size = kHeadSize,
+                                          .dtype = DType::kF32}};
   Session session({.layers = std::vector(kLayers, layer), .cache_bytes = 1 << 20});
   const Ops ops(session.context(), session.queue());
   const DeviceWeights uploaded = ops.upload(weights);

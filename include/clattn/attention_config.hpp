@@ -32,51 +32,35 @@ KernelFamily parse_kernel_family(std::string_view name);
 /// query heads per KV head) to the decode kernels, which do not multiply in e4m3.
 inline constexpr std::int32_t kMostDecodeRows = 16;
 
-/// What get_attn_backend() is asked for; also what an AttentionImpl is made from.
-struct AttentionConfig {
-  std::int32_t num_heads = 0;     ///< query heads, a multiple of num_kv_heads
-  std::int32_t num_kv_heads = 0;  ///< key/value heads
-  std::int32_t head_size = 0;     ///< use_mla: kv_lora_rank + rope_dim
-  std::int32_t head_size_v = 0;   ///< of V: 8 ... head_size, steps of 8; 0 = head_size
-  std::int32_t block_size = 16;   ///< tokens per cache page
-  DType dtype = DType::kF16;      ///< of query, key, value and output
-  std::optional<DType> kv_cache_dtype = std::nullopt;  ///< nullopt = "auto" = dtype
-  std::optional<float> scale = std::nullopt;  ///< softmax scale; nullopt = 1 / sqrt(head_size)
-  // Logit of query position i and key position j: x = scale * <q, k>; then c * tanh(x / c); then
-  // + slope * (j - i); then masks; a sink joins the denominator. All of these can be combined.
-  float logits_soft_cap = 0;        ///< c; 0 = none
-  std::int32_t sliding_window = 0;  ///< keys seen, the own one included (encoder types: to either
-                                    ///< side); 0 = all. Keys outside are skipped, not masked
-  std::int32_t attention_chunk_size = 0;  ///< chunked-local: a query sees the keys of its own
-                                          ///< aligned chunk only; 0 = none
-  AttentionType attn_type = AttentionType::kDecoder;  ///< what attends to what
-  std::vector<float> alibi_slopes = {};               ///< [num_heads] or empty
-  std::vector<float> sinks = {};  ///< [num_heads] logits that join the denominator, or empty
-  bool custom_mask = false;       ///< every forward() brings a mask of its own
-  bool output_fp8 = false;        ///< every forward() also writes the output as fp8 e4m3
-  /// For prompts over an e4m3 cache: multiplies in e4m3, less accurate and, beyond a few thousand
-  /// keys, faster, where the device can (compute capability 9.0, 16-bit dtype, heads of 128, up to
-  /// 16 query heads a KV head, neither ALiBi nor custom_mask). Ignored otherwise, and for requests
-  /// of at most kMostDecodeRows rows. Queries are divided by their scale (KVCache::scales_query,
-  /// above 0; else 1); they and probabilities are rounded to e4m3, saturating. docs/howto.md states
-  /// the error.
-  bool fp8_products = false;
-  bool use_mla = false;        ///< multi-head latent attention: MLA backends only
-  std::int32_t rope_dim = 64;  ///< use_mla: elements of head_size that are the rotary part; those
-                               ///< before them are the latent part. vLLM: qk_rope_head_dim
-  bool is_attention_free = false;  ///< no attention at all: selects NO_ATTENTION
-  // What the engine will do with the layer. None of this changes the kernels; it decides which
-  // backends fit.
-  bool use_non_causal = false;             ///< batches with causal = false
-  bool use_batch_invariant = false;        ///< builders with SplitPolicy::kDeterministic
-  bool use_per_head_quant_scales = false;  ///< caches with scales_per_head
-  bool use_mm_prefix = false;  ///< bidirectional spans, by make_mm_prefix_mask(): needs custom_mask
-  bool use_kv_connector = false;  ///< hooks around forward() that load and save the cache
-  bool use_pcp = false;           ///< prefill context parallelism: a prompt's tokens over devices
-  KernelFamily kernel_family = KernelFamily::kAuto;  ///< kAuto: the device decides
+/// The types of the fields of an AttentionConfig by kind.
+namespace config_kind {
+using Count = std::int32_t;                  ///< a number of things
+using Flag = bool;                           ///< yes or no
+using Float = float;                         ///< a number
+using OptionalFloat = std::optional<float>;  ///< nullopt = "auto"
+using PerHead = std::vector<float>;          ///< a number a query head, or none
+using Type = DType;                          ///< an element type
+using OptionalType = std::optional<DType>;   ///< nullopt = "auto"
+using Attends = AttentionType;               ///< what attends to what
+using Family = KernelFamily;                 ///< a family of kernels
+using Rule = SpanRule;                       ///< how a window cuts spans
+}  // namespace config_kind
 
+/// A layer's configuration: what get_attn_backend() is asked for and an AttentionImpl is made from.
+/// Its fields are the rows of attention_config.inc, which say what each means and which values are
+/// legal; docs/configuration.md is a table of them. Logit of query position i and key position j:
+/// x = scale * <q, k>; then c * tanh(x / c); then + slope * (j - i); then masks; a sink joins the
+/// denominator. All of these can be combined.
+struct AttentionConfig {
+#define CLATTN_FIELD(kind, name, standard, ...) config_kind::kind name = standard;
+#include <clattn/attention_config.inc>
+#undef CLATTN_FIELD
+
+  bool operator==(const AttentionConfig&) const = default;
   /// The type that the cache has: kv_cache_dtype, or dtype without one.
-  DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
+  DType cache_dtype() const {
+    return kv_cache_dtype.value_or(dtype);
+  }
   /// Query heads that share a KV head; 0 for a configuration without KV heads.
   std::int32_t num_queries_per_kv() const {
     return num_kv_heads > 0 ? num_heads / num_kv_heads : 0;

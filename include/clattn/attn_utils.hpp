@@ -1,7 +1,7 @@
 #pragma once
 
 #include <clattn/attention.hpp>
-#include <clattn/kv_cache.hpp>
+#include <clattn/kv_cache_spec.hpp>
 #include <clattn/layer.hpp>
 #include <clattn/types.hpp>
 #include <cstdint>
@@ -19,24 +19,27 @@ namespace CLATTN_API clattn {
 /// full (latent rows with use_mla). Throws kInvalidArgument for a layer that is not a decoder.
 std::map<std::string, KVCacheSpec> get_kv_cache_spec(const LayerRegistry& layers);
 
-/// The layers of one KV cache group, with one backend, one builder and one metadata object per
-/// step.
+/// The layers of one KV cache group that have one backend, with one builder and one metadata object
+/// per step.
 struct AttentionGroup {
-  std::shared_ptr<const AttentionBackend> backend;  ///< null of states, as builder
-  AttentionConfig config;  ///< what the builder plans for; also what an AttentionState is made for
-  std::unique_ptr<AttentionMetadataBuilder> builder;  ///< of one thread; null for states
-  KVCacheSpec spec;                                   ///< of each layer's cache
-  std::vector<std::string> layer_names;  ///< including those that share a cache of the group
+  std::int32_t kv_cache_group_id = 0;  ///< index in KVCacheConfig::groups: whose pages it reads
+  std::shared_ptr<const AttentionBackend> backend = {};  ///< null of states, as builder
+  AttentionConfig config =
+      {};  ///< what the builder plans for; also what an AttentionState is made for
+  std::unique_ptr<AttentionMetadataBuilder> builder = {};  ///< of one thread; null for states
+  KVCacheSpec spec = {};                                   ///< of each layer's cache
+  std::vector<std::string> layer_names = {};  ///< including those that share a cache of the group
 };
 
-/// One group for each of `config`, in its order; for kMamba with spec and names only, which need
-/// not be layers of the registry. Blocks of a group may be several of its layers' blocks, if not
+/// For each group of `config`, in its order, one group for each backend that its layers have, in
+/// the order of the layers; for kMamba with spec and names only, which need not be layers of the
+/// registry. Blocks of a group may be several of its layers' blocks, if not
 /// padded. A builder plans for the widest window and the smallest tile among its layers, whose
 /// other options (soft cap, ALiBi, sinks) may differ; all builders share one workspace
 /// (`options.workspace`, or a new one), so that forward() calls of all layers must run in order on
 /// one queue. A builder recommends a cascade only where every layer of its group can. Throws
-/// kInvalidArgument for a layer that does not exist, or whose backend, heads, dtype or cache
-/// differs from its group's.
+/// kInvalidArgument for a layer that does not exist, or whose heads, dtype or cache differs from
+/// its group's.
 std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
                                               const LayerRegistry& layers,
                                               const std::shared_ptr<Context>& context,
@@ -52,10 +55,10 @@ std::vector<const KVCache*> bind_kv_cache(const std::map<std::string, KVCache>& 
 using StatesByLayer = std::map<std::string, std::vector<StateView>>;
 
 /// Allocates the caches in `layout` and binds them as bind_kv_cache() does, with the same result.
-/// nullopt = AttentionState::get_kv_cache_layout(); AttentionBackend::preferred_layout() is faster
-/// on CPUs. Blocks until the caches are zeroed. Views of kMamba groups go to `states`, for the
-/// application's kernels; layers may share tensors with them if their pages are in one piece, as
-/// those of FLASHINFER, CLATTN_MLA and all padded pages are.
+/// nullopt = default_kv_cache_layout() of each group's backend. Blocks until the caches are zeroed.
+/// Views of kMamba groups go to `states`, for the application's kernels; layers may share tensors
+/// with them if their pages are in one piece, as those of FLASHINFER, CLATTN_MLA and all padded
+/// pages are. Throws kInvalidArgument for groups that do not hold every layer of `config`.
 std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const LayerRegistry& layers,
                                           std::span<const AttentionGroup> groups,
                                           const Context& context, cl_command_queue queue,
@@ -64,9 +67,9 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
 
 /// A step's metadata by layer name, valid until the next call: one object per group, the same for
 /// all its layers. `common` says what all groups share; its block table and slots are not read and
-/// max_query_len is the true maximum, whatever it says. `pages` has one entry per group, in its
-/// layers' blocks (map_to_kernel_blocks() where the group's are larger); for states it is not read.
-/// Throws what build() throws.
+/// max_query_len is the true maximum, whatever it says. `pages` has one entry per KV cache group
+/// (AttentionGroup::kv_cache_group_id), in its layers' blocks (map_to_kernel_blocks() where the
+/// group's are larger); for states it is not read. Throws what build() throws.
 std::map<std::string, const AttentionMetadata*> build_attn_metadata(
     cl_command_queue queue, std::span<const AttentionGroup> groups,
     const CommonAttentionMetadata& common, std::span<const GroupPages> pages);

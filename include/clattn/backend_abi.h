@@ -4,7 +4,7 @@
 /* The contract between CLAttn and an attention backend in a shared object of its own, in C, so that
    compilers and library versions on both sides may differ. The shared object exports
 
-     int clattn_backend_plugin_v1(const ClattnHostApi* host, ClattnBackendPlugin* plugin);
+     int clattn_backend_plugin_v2(const ClattnHostApi* host, ClattnBackendPlugin* plugin);
 
    which fills *plugin and returns 0, or sets plugin->refusal and returns another number. Loaded by
    clattn::load_backend_plugin() or the environment's CLATTN_PLUGINS.
@@ -20,6 +20,7 @@
 #define CL_TARGET_OPENCL_VERSION 300
 #endif
 #include <CL/cl.h>
+#include <clattn/attention_config.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -27,9 +28,9 @@ extern "C" {
 #endif
 
 /** Changes with every change of what follows; a plugin of another version is refused. */
-#define CLATTN_BACKEND_ABI_VERSION 1u
+#define CLATTN_BACKEND_ABI_VERSION 2u
 /** The name of the exported function. */
-#define CLATTN_BACKEND_PLUGIN_ENTRY "clattn_backend_plugin_v1"
+#define CLATTN_BACKEND_PLUGIN_ENTRY "clattn_backend_plugin_v2"
 
 /** Element types, as clattn::DType. */
 enum ClattnDType {
@@ -59,21 +60,12 @@ typedef struct ClattnStatus {
   char message[504]; /**< ends in 0 */
 } ClattnStatus;
 
-/** One layer's configuration: decoder attention over a paged cache. */
+/** One layer's configuration, all defaults resolved: the rows of attention_config.inc. A plugin is
+   asked only about decoders over K and V in pages. */
 typedef struct ClattnAttentionConfig {
-  uint32_t struct_size;         /**< bytes of this struct */
-  int32_t num_heads;            /**< query heads */
-  int32_t num_kv_heads;         /**< key/value heads */
-  int32_t head_size;            /**< elements */
-  int32_t block_size;           /**< tokens per cache page */
-  int32_t dtype;                /**< ClattnDType of query, key, value and output */
-  int32_t kv_cache_dtype;       /**< ClattnDType of the cache */
-  float scale;                  /**< of the softmax */
-  float logits_soft_cap;        /**< 0 = none */
-  int32_t sliding_window;       /**< keys seen, the own one included; 0 = all */
-  int32_t attention_chunk_size; /**< 0 = none */
-  const float* alibi_slopes;    /**< [num_heads] or NULL */
-  const float* sinks;           /**< [num_heads] or NULL */
+#define CLATTN_FIELD(kind, name, ...) CLATTN_C_##kind name;
+#include <clattn/attention_config.inc>
+#undef CLATTN_FIELD
 } ClattnAttentionConfig;
 
 /** Kinds of devices, as clattn::DeviceKind. */
@@ -147,8 +139,11 @@ typedef void (*ClattnAddReason)(void* sink, const char* reason);
 
 /** What the plugin fills in. `self` and `impl` are the plugin's own. No function may be NULL. */
 typedef struct ClattnBackendPlugin {
-  uint32_t abi_version;     /**< CLATTN_BACKEND_ABI_VERSION */
-  uint32_t struct_size;     /**< bytes of this struct, as the plugin was compiled */
+  uint32_t abi_version; /**< CLATTN_BACKEND_ABI_VERSION */
+  uint32_t struct_size; /**< bytes of this struct, as the plugin was compiled */
+  /** sizeof(ClattnAttentionConfig), as the plugin was compiled: layers that set a field after that
+     are refused. A library that knows fewer fields than the plugin refuses the plugin. */
+  uint64_t config_size;
   const char* name;         /**< upper case, unique in the registry */
   const char* version;      /**< of the plugin, for reports */
   const char* refusal;      /**< why the entry point returned a number other than 0 */
@@ -166,7 +161,7 @@ typedef struct ClattnBackendPlugin {
   /** Logical shape of a cache: K/V and blocks in either order, then token, head, dim. */
   void (*kv_cache_shape)(void* self, int64_t num_blocks, int32_t block_size, int32_t num_kv_heads,
                          int32_t head_size, int64_t shape[5], ClattnStatus* status);
-  /** Which logical dimension stands at each place in memory, slowest first. */
+  /** Which logical dimension is at each place in memory, slowest first. */
   void (*kv_cache_stride_order)(void* self, int32_t layout, int32_t order[5], ClattnStatus* status);
   /** The kernels of a configuration, compiled; NULL and a status if that fails. */
   void* (*impl_create)(void* self, cl_context context, cl_device_id device,

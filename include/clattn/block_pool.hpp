@@ -61,14 +61,14 @@ class BlockPool {
   /// named. Throws kInvalidArgument for others, and then shares none.
   void share(std::span<const std::int32_t> blocks);
   /// Lets find_prefix() find the full blocks of a sequence: blocks[i] holds token_ids[i *
-  /// block_size] and those behind it, and must not be written again. A part of a block at the end
+  /// block_size] and those after it, and must not be written again. A part of a block at the end
   /// is left out, and what is published already stays so: call it as a sequence grows, always with
   /// the same salt. Throws kInvalidArgument for full blocks that are missing or that nobody holds.
   void publish(std::span<const std::int32_t> token_ids, std::span<const std::int32_t> blocks,
                std::uint64_t cache_salt = 0);
   /// Removes a holder from each block. Those left without one become free, the last first, so that
   /// the beginning of a sequence can be found for longest. Throws kInvalidArgument for a block that
-  /// nobody holds, after it has released the blocks behind that one.
+  /// nobody holds, after it has released the blocks after that one.
   void release(std::span<const std::int32_t> blocks);
 
  private:

@@ -29,14 +29,52 @@ struct BlockPair {
 /// source and destination, and for layers whose blocks differ in type or in where their bytes lie.
 void copy_blocks(const Context& context, cl_command_queue queue, std::span<const KVCache> caches,
                  std::span<const BlockPair> mapping, Event* event = nullptr);
-/// The same for x-packed caches.
-void copy_blocks(const Context& context, cl_command_queue queue,
-                 std::span<const PackedKVCache> caches, std::span<const BlockPair> mapping,
-                 Event* event = nullptr);
 /// The same for the caches of latent attention (vLLM: copy_blocks_mla).
 void copy_blocks_mla(const Context& context, cl_command_queue queue,
                      std::span<const MLACache> caches, std::span<const BlockPair> mapping,
                      Event* event = nullptr);
+
+/// Which stored tokens move to which slots of the same cache. After a tree of drafts is verified,
+/// for example, those of the accepted path move to where they would be without the others. Slot s
+/// is token s % block_size of block s / block_size. Host memory, read before the call returns.
+struct TokenMoves {
+  std::span<const std::int64_t> src_slots = {};  ///< [number], of the tokens
+  std::span<const std::int64_t> dst_slots = {};  ///< [number], where they go
+  /// [num_requests + 1], prefix sums: the pairs of a request, moved one after the other, so that a
+  /// token may go where an earlier one came from.
+  std::span<const std::int32_t> starts = {};
+};
+/// The same in buffers on the device, which may hold more pairs than the last of `starts` says. A
+/// pair with a slot outside the caches moves nothing.
+struct DeviceTokenMoves {
+  Buffer src_slots = {};          ///< i64 [>= the last of starts]
+  Buffer dst_slots = {};          ///< i64 [the same]
+  Buffer starts = {};             ///< i32 [num_requests + 1]
+  std::int32_t num_requests = 0;  ///< at least 0
+};
+
+/// Moves tokens inside every layer's own cache, K and V, all layers alike. The caches are as for
+/// copy_blocks(). Bytes move unchanged, so keys must have been rotated (RoPE) for the position
+/// that they move to, as drafts are that were rotated by their depth in the tree. Pages that
+/// requests share must be copied first. Asynchronous. No caches or no pairs: nothing happens and
+/// `event` is left empty. Throws kInvalidArgument for lists of unequal length, slots outside the
+/// caches, starts that are not prefix sums of the pairs, and a slot to which one request moves a
+/// token while another one moves a token from it or to it.
+///@{
+void move_tokens(const Context& context, cl_command_queue queue, std::span<const KVCache> caches,
+                 const TokenMoves& moves, Event* event = nullptr);
+void move_tokens_mla(const Context& context, cl_command_queue queue,
+                     std::span<const MLACache> caches, const TokenMoves& moves,
+                     Event* event = nullptr);
+///@}
+/// The same by lists on the device; may be recorded. What the lists hold is not checked.
+///@{
+void move_tokens(const Context& context, cl_command_queue queue, std::span<const KVCache> caches,
+                 const DeviceTokenMoves& moves, Event* event = nullptr);
+void move_tokens_mla(const Context& context, cl_command_queue queue,
+                     std::span<const MLACache> caches, const DeviceTokenMoves& moves,
+                     Event* event = nullptr);
+///@}
 
 /// Host memory that the device copies from and to fastest; uninitialised.
 class PinnedMemory {
@@ -54,7 +92,7 @@ class PinnedMemory {
 /// An image of N blocks holds the bytes that a cache of N blocks in the other side's order has:
 /// [2][N] or [N][2] (K, V) times a block's bytes, as the device cache orders them; of latent
 /// attention [N]. N is what the image's bytes hold; padding of pages is not part of it.
-using SwapSpace = std::variant<KVCache, MLACache, std::span<std::byte>, PackedKVCache>;
+using SwapSpace = std::variant<KVCache, MLACache, std::span<std::byte>>;
 
 /// Copies whole blocks, K and V, from one space to another: device to host, host to device, or
 /// device to device (vLLM: swap_blocks). Pairs that continue each other on both sides travel as one
@@ -81,8 +119,8 @@ struct LseRef {
 
 /// An attention result over part of the keys: output [tokens, heads, head_size] and its LSE.
 struct OutputWithLse {
-  TensorRef output;  ///< [tokens, heads, head_size]
-  LseRef lse;        ///< one per token and head of output
+  TensorRef output = {};  ///< [tokens, heads, head_size]
+  LseRef lse = {};        ///< one per token and head of output
 };
 
 /// Base of a log-sum-exp.
@@ -95,7 +133,8 @@ struct MergeAttnStates {
   std::int32_t head_size = 128;    ///< a multiple of 8
   DType dtype = DType::kF16;       ///< of the outputs that are joined: f32, f16 or bf16
   LseBase lse_base = LseBase::kE;  ///< of all LSEs
-  /// Tokens from this one on have no prefix: their result is the suffix's. Negative = all have one.
+  /// Tokens from this one on have no prefix: output and LSE are the suffix's as they are,
+  /// infinities and NaN too (an output of 8 bits is rounded). Negative = all have one.
   std::int64_t prefill_tokens_with_context = -1;
   /// Of the merged output: nullopt = dtype, or an 8-bit type, which holds type(out / output_scale)
   /// rounded to nearest even and saturated, in memory of its own.
@@ -106,10 +145,10 @@ struct MergeAttnStates {
 /// Joins attention over a prefix and over a suffix of the keys into attention over both (vLLM:
 /// merge_attn_states), in f32:
 ///   out = (e^p P + e^s S) / (e^p + e^s), lse = ln(e^p + e^s).
-/// An LSE of +inf counts as -inf. A side with LSE -inf adds nothing, whatever its output holds; if
-/// both have it, the output is 0 and the LSE -inf. If `merged.lse` has no buffer, it is not
-/// written. `merged` may be one of the inputs itself, but not overlap one otherwise; an output of 8
-/// bits overlaps none. Asynchronous.
+/// Of tokens with a prefix, an LSE of +inf counts as -inf. A side with LSE -inf adds nothing,
+/// whatever its output holds; if both have it, the output is 0 and the LSE -inf. If `merged.lse`
+/// has no buffer, it is not written. `merged` may be one of the inputs itself, but not overlap one
+/// otherwise; an output of 8 bits overlaps none. Asynchronous.
 void merge_attn_states(const Context& context, cl_command_queue queue,
                        const MergeAttnStates& config, const OutputWithLse& merged,
                        const OutputWithLse& prefix, const OutputWithLse& suffix,
@@ -120,8 +159,8 @@ std::int32_t cache_op_work_group_size(const DeviceCapabilities& device);
 
 /// Page lists on the device: request r's pages are indices[indptr[r]] … indices[indptr[r + 1] - 1].
 struct PagedKVLists {
-  Buffer indices;             ///< i32, at least as many as indptr's last element says
-  Buffer indptr;              ///< i32 [num_reqs + 1]
+  Buffer indices = {};        ///< i32, at least as many as indptr's last element says
+  Buffer indptr = {};         ///< i32 [num_reqs + 1]
   std::int32_t num_reqs = 0;  ///< requests that the lists have
 };
 
@@ -164,7 +203,7 @@ class DeviceErrors {
 struct DeviceLengths {
   /// i32 [num_reqs], tokens in the cache including this step's; of a step with graph_batch_size as
   /// many as its (padded) batch size.
-  Buffer seq_lens;
+  Buffer seq_lens = {};
   /// i64 [num_actual_tokens], slots outside the cache store nothing. Empty = those of the positions
   /// seq_len - query_len + i.
   Buffer slot_mapping = {};
@@ -195,12 +234,12 @@ struct AdvanceStep {
   std::int32_t num_queries = 0;         ///< 0 … num_seqs
   std::int32_t block_size = 16;         ///< tokens per block
   std::int64_t num_blocks = 0;          ///< of the cache
-  Buffer input_tokens;                  ///< i64 [num_seqs]
-  Buffer sampled_token_ids;             ///< i64 [num_queries]
-  Buffer input_positions;               ///< i64 [num_seqs]
-  Buffer seq_lens;                      ///< i32 [num_seqs]
-  Buffer slot_mapping;                  ///< i64 [num_seqs]
-  Buffer block_tables;                  ///< i32 [num_seqs, block_table_stride]
+  Buffer input_tokens = {};             ///< i64 [num_seqs]
+  Buffer sampled_token_ids = {};        ///< i64 [num_queries]
+  Buffer input_positions = {};          ///< i64 [num_seqs]
+  Buffer seq_lens = {};                 ///< i32 [num_seqs]
+  Buffer slot_mapping = {};             ///< i64 [num_seqs]
+  Buffer block_tables = {};             ///< i32 [num_seqs, block_table_stride]
   std::int64_t block_table_stride = 0;  ///< elements from row to row
   /// Of the next step: one launch more updates it as update_seq_lens() with seq_lens and
   /// slot_mapping does, and the step runs on it as it is. Its requests are the rows: the first
@@ -212,10 +251,10 @@ struct AdvanceStep {
 
 /// The page lists of that batch.
 struct AdvanceStepPages {
-  Buffer paged_kv_indices;        ///< i32
-  Buffer paged_kv_indptr;         ///< i32 [num_seqs + 1]
-  Buffer paged_kv_last_page_len;  ///< i32 [num_seqs]
-  Buffer block_table_bound;       ///< i32 [num_seqs]
+  Buffer paged_kv_indices = {};        ///< i32
+  Buffer paged_kv_indptr = {};         ///< i32 [num_seqs + 1]
+  Buffer paged_kv_last_page_len = {};  ///< i32 [num_seqs]
+  Buffer block_table_bound = {};       ///< i32 [num_seqs]
 };
 
 /// Makes the sampled tokens the next step's input, without the host: per row the token, one more
@@ -228,7 +267,7 @@ void advance_step_flashattn(const Context& context, cl_command_queue queue, cons
                             DeviceErrors& errors, Event* event = nullptr);
 /// The same, and the page lists with it: indptr, indices, last page lengths, and the pages of each
 /// row as block_table_bound (vLLM: advance_step_flashinfer). A row that was found wrong has none.
-/// The first row whose pages do not fit paged_kv_indices, and every row behind it that has pages,
+/// The first row whose pages do not fit paged_kv_indices, and every row after it that has pages,
 /// counts as wrong. Rows without pages keep their last page length, and padding rows their bound.
 void advance_step_flashinfer(const Context& context, cl_command_queue queue,
                              const AdvanceStep& step, const AdvanceStepPages& pages,

@@ -10,12 +10,9 @@
 #include <string>
 #include <vector>
 
-namespace clattn::detail {
-class CascadeBatch;
-struct OpKernel;
-}  // namespace clattn::detail
-
 namespace CLATTN_API clattn {
+
+class AttentionBackend;  // attention_backend.hpp
 
 /// What the choice between one pass and a shared-prefix cascade depends on.
 struct CascadeQuery {
@@ -84,7 +81,7 @@ class MultiLevelCascadeAttentionWrapper {
   /// `config` is that of the layers, as make_builder() takes it. Takes its memory here and at the
   /// first plan(), sized by options.limits, which bound every level: max_num_reqs its sequences,
   /// max_model_len their keys, max_num_batched_tokens the step. Partial results of all levels share
-  /// one workspace. graph_batch_size must be 0; sequences may stand in any order, whatever
+  /// one workspace. graph_batch_size must be 0; sequences may be in any order, whatever
   /// decode_threshold says. Throws as CascadeImpl does.
   MultiLevelCascadeAttentionWrapper(const std::shared_ptr<Context>& context,
                                     const AttentionBackend& backend, const AttentionConfig& config,
@@ -106,16 +103,18 @@ class MultiLevelCascadeAttentionWrapper {
 
  private:
   friend class CascadeAttention;
+  struct Batch;
+  struct Merge;
   void plan_batches(cl_command_queue queue);
   const AttentionImpl& layer_of(const CascadeImpl& impl, std::size_t level) const;
   void merge_level(cl_command_queue queue, const AttentionTensors& merged, Event* event,
                    std::vector<LaunchRecord>* launches) const;
 
   std::shared_ptr<Context> context_;  ///< outlives merge_
-  std::unique_ptr<detail::OpKernel> merge_;
+  std::unique_ptr<Merge> merge_;
   AttentionConfig config_;
   BatchLimits limits_;
-  std::vector<detail::CascadeBatch> batches_;  ///< a level each, as its builder takes it
+  std::vector<Batch> batches_;  ///< a level each, as its builder takes it
   std::vector<std::unique_ptr<AttentionMetadataBuilder>> builders_;
   std::unique_ptr<AttentionMetadataBuilder> causal_builder_;  ///< of the last level
   std::vector<const AttentionMetadata*> metadata_;            ///< of the last plan(), a level each

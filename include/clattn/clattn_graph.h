@@ -1,11 +1,11 @@
 #ifndef CLATTN_CLATTN_GRAPH_H
 #define CLATTN_CLATTN_GRAPH_H
 
-/* Recorded steps and shared-prefix cascades in C. What a call does in full is described at the C++
-   classes (clattn/graph.hpp, clattn/cascade.hpp); clattn/clattn.h says what holds for all handles,
-   structs and errors. A capture belongs to the thread that began it. States and cascades are for
-   one thread at a time, and their steps run in order on one queue. Graphs and cascade layers may be
-   used by several threads at once, graphs only if they write nothing in common.
+/* Recorded steps in C. What a call does in full is described at the C++ classes
+   (clattn/graph.hpp); clattn/clattn.h says what holds for all handles, structs and errors. A
+   capture belongs to the thread that began it. States are for one thread at a time, and their steps
+   run in order on one queue. Graphs may be used by several threads at once if they write nothing in
+   common.
 
      clattn_graph_state_create(layer, &options, &state);                  once
      clattn_graph_state_begin_capture(state, 8);
@@ -26,8 +26,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* --- Recorded steps ------------------------------------------------------------------------- */
 
 /** A recording of this thread's launches on one queue. */
 typedef struct ClattnGraphCapture ClattnGraphCapture;
@@ -96,40 +94,28 @@ CLATTN_C_API ClattnResult clattn_graph_state_begin_step(ClattnGraphState* state,
                                                         const ClattnStep** step,
                                                         int32_t* graph_batch_size);
 
-/* --- Cascades ------------------------------------------------------------------------------- */
-
-/** Plans of batches whose requests begin with the same tokens in the same pages: those are read
-   once for all requests (clattn::CascadeAttention). Cascades of more levels are in C++ alone. */
-typedef struct ClattnCascade ClattnCascade;
-/** A layer's kernels for cascades (clattn::CascadeImpl). */
-typedef struct ClattnCascadeLayer ClattnCascadeLayer;
-
-/** One cascade serves all layers of the same configuration; `options` may be NULL. Layers with
-   windows, chunks, ALiBi or masks are refused: CLATTN_ERROR_UNSUPPORTED. */
-CLATTN_C_API ClattnResult clattn_cascade_create(const ClattnLayer* layer,
-                                                const ClattnStepOptions* options,
-                                                ClattnCascade** cascade);
-CLATTN_C_API void clattn_cascade_destroy(ClattnCascade* cascade);
-/** The kernels by which a cascade runs `layer`, which is refused as in clattn_cascade_create(). */
-CLATTN_C_API ClattnResult clattn_cascade_layer_create(const ClattnLayer* layer,
-                                                      ClattnCascadeLayer** cascade_layer);
-CLATTN_C_API void clattn_cascade_layer_destroy(ClattnCascadeLayer* cascade_layer);
-/** Plans a step. The batch's common_prefix_len is a multiple of block_size, at least one page.
-   `step` becomes the cascade's, valid until its next build: what clattn_layer_store() takes. */
-CLATTN_C_API ClattnResult clattn_cascade_build(ClattnCascade* cascade, const ClattnQueue* queue,
-                                               const ClattnBatchInfo* batch,
-                                               const ClattnStep** step);
-/** Stores the step's `key` and `value` in the layer's cache, as the first half of
-   clattn_layer_forward() does: nothing if kv_sharing_target_layer_name is set. Scales have to be
-   loaded before. */
-CLATTN_C_API ClattnResult clattn_layer_store(const ClattnLayer* layer, const ClattnQueue* queue,
-                                             const ClattnTensors* tensors, const ClattnStep* step);
-/** Attends to the cache of the layer that `cascade_layer` was made from, over the step that was
-   last built. Reads query, output, lse and event of `tensors`; keys and values have been stored. */
-CLATTN_C_API ClattnResult clattn_cascade_forward(const ClattnCascade* cascade,
-                                                 const ClattnQueue* queue,
-                                                 const ClattnCascadeLayer* cascade_layer,
-                                                 const ClattnTensors* tensors);
+/** The smallest captured size that can replay such a step; 0 = none: launch it eagerly. */
+CLATTN_C_API ClattnResult clattn_graph_state_batch_size_for(const ClattnGraphState* state,
+                                                            const ClattnBatchInfo* batch,
+                                                            int32_t* graph_batch_size);
+/** Puts the batch where the graphs of `batch_size` read it, whatever size would be chosen; `step`
+   is the state's, valid until its next call. Until the next such call only graphs of that size may
+   be replayed. CLATTN_ERROR_INVALID_ARGUMENT: the batch does not fit, or the size was not captured;
+   graphs then replay the batch before. */
+CLATTN_C_API ClattnResult clattn_graph_state_prepare(ClattnGraphState* state,
+                                                     const ClattnQueue* queue, int32_t batch_size,
+                                                     const ClattnBatchInfo* batch,
+                                                     const ClattnStep** step);
+/** A state of one captured size on the same memory, to be kept beside that size's graph; during a
+   capture alone. */
+CLATTN_C_API ClattnResult clattn_graph_state_clone(const ClattnGraphState* state,
+                                                   int32_t batch_size, ClattnGraphState** clone);
+/** What the application's own kernels may write between clattn_graph_state_prepare() and a replay:
+   the slots of a recorded step, i64 [num_slots], batch_size * decode_threshold. `slot_mapping`
+   becomes a handle to be destroyed. */
+CLATTN_C_API ClattnResult clattn_graph_input_buffers(const ClattnStep* step,
+                                                     ClattnBuffer** slot_mapping,
+                                                     int64_t* num_slots);
 
 #ifdef __cplusplus
 }

@@ -33,6 +33,10 @@ typedef struct ClattnSessionConfig {
   const ClattnQueue* queue; /**< on which all its work runs; NULL = one of its own */
   ClattnProgress progress;  /**< called while layers are made, which compiles; or NULL */
   void* progress_user;      /**< its `user` */
+  /** Other than 0: steps count when clattn_session_commit() says so, not with the last
+     clattn_session_attend(). For models that run on several sessions in lockstep. */
+  int32_t explicit_commit;
+  int32_t reserved;
 } ClattnSessionConfig;
 
 /** Allocates the caches, zeroes them (waits for that) and compiles the layers' kernels. */
@@ -98,7 +102,8 @@ typedef struct ClattnStepRequest {
   const int32_t* new_tokens; /**< [num_new_tokens], token ids that join the request's */
   size_t num_new_tokens;     /**< elements of new_tokens */
   int64_t max_tokens; /**< compute at most this many, < 2^31; 0 = all that are not computed */
-  int64_t reserved;   /**< must be 0: elements of an array have no struct_size to grow by */
+  int32_t compute_every_row; /**< other than 0: also those that cached blocks hold */
+  int32_t reserved;          /**< must be 0: elements of an array have no struct_size to grow by */
 } ClattnStepRequest;
 
 /** The rows of a step, request after request in the caller's order. The arrays are the session's,
@@ -115,17 +120,19 @@ typedef struct ClattnStepRows {
   const int32_t* seq_lens;        /**< [num_requests]: tokens computed after the step */
 } ClattnStepRows;
 /** Begins a step, in which clattn_session_attend() is called once for every layer: adds the new
-   tokens, allocates blocks, uploads the step's metadata. Requests may stand in any order, each once
-   and with at least one token to compute. A former step in which some layer was not attended is
-   given up first, so after any failure the same call begins the step again.
-   CLATTN_ERROR_OUT_OF_BLOCKS: evict or finish a request. */
+   tokens, allocates blocks, uploads the step's metadata. Requests may be in any order, each once
+   and with at least one token to compute. A former step in which some layer was not attended, or
+   that was not committed where it must be, is given up first, so after any failure the same call
+   begins the step again. CLATTN_ERROR_OUT_OF_BLOCKS: evict or finish a request. */
 CLATTN_C_API ClattnResult clattn_session_step(ClattnSession* session,
                                               const ClattnStepRequest* requests,
                                               size_t num_requests, ClattnStepRows* rows);
 /** clattn_layer_forward() of a layer over the current step. After the last layer the step's tokens
-   count as computed. */
+   count as computed, unless explicit_commit leaves that to clattn_session_commit(). */
 CLATTN_C_API ClattnResult clattn_session_attend(ClattnSession* session, int32_t layer,
                                                 const ClattnTensors* tensors);
+/** With explicit_commit: the step, whose layers have all been attended, counts. */
+CLATTN_C_API ClattnResult clattn_session_commit(ClattnSession* session);
 
 #ifdef __cplusplus
 }

@@ -2,7 +2,6 @@
 
 #include <clattn/opencl.hpp>
 
-#include <clattn/device.hpp>
 #include <clattn/types.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -10,13 +9,13 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-namespace clattn::detail {
-class Runtime;
-}  // namespace clattn::detail
-
 namespace CLATTN_API clattn {
+
+struct Device;              // device.hpp
+struct DeviceCapabilities;  // device.hpp
 
 /// A buffer of device memory, counted by reference: copies share the cl_mem.
 class Buffer {
@@ -24,9 +23,11 @@ class Buffer {
   Buffer() = default;
   /// Retains an application's cl_mem.
   static Buffer adopt(cl_mem memory);
+  /// Takes over one reference to `memory`, which holds at least `size_bytes`.
+  static Buffer own(cl_mem memory, std::size_t size_bytes) noexcept { return {memory, size_bytes}; }
   Buffer(const Buffer& other);
-  Buffer& operator=(const Buffer& other);
   Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(const Buffer& other);
   Buffer& operator=(Buffer&& other) noexcept;
   ~Buffer();
 
@@ -38,7 +39,6 @@ class Buffer {
   explicit operator bool() const noexcept { return memory_ != nullptr; }
 
  private:
-  friend class detail::Runtime;
   Buffer(cl_mem owned, std::size_t size_bytes) noexcept : memory_(owned), size_bytes_(size_bytes) {}
   cl_mem memory_ = nullptr;
   std::size_t size_bytes_ = 0;
@@ -49,8 +49,8 @@ class Event {
  public:
   Event() = default;
   Event(const Event& other);
-  Event& operator=(const Event& other);
   Event(Event&& other) noexcept;
+  Event& operator=(const Event& other);
   Event& operator=(Event&& other) noexcept;
   ~Event();
 
@@ -82,9 +82,11 @@ class Queue {
   Queue() = default;
   /// Retains an application's queue.
   static Queue adopt(cl_command_queue queue);
+  /// Takes over one reference to `queue`.
+  static Queue own(cl_command_queue queue) noexcept;
   Queue(const Queue& other);
-  Queue& operator=(const Queue& other);
   Queue(Queue&& other) noexcept;
+  Queue& operator=(const Queue& other);
   Queue& operator=(Queue&& other) noexcept;
   ~Queue();
 
@@ -117,7 +119,6 @@ class Queue {
             std::size_t size_bytes) const;
 
  private:
-  friend class detail::Runtime;
   cl_command_queue queue_ = nullptr;
 };
 
@@ -159,6 +160,9 @@ class Context {
   static std::shared_ptr<Context> create(const Device& device);
   /// Retains an application's context; `device` must belong to it.
   static std::shared_ptr<Context> adopt(cl_context context, cl_device_id device);
+  /// The Context of a queue's context and device: one that was made before and is still alive, else
+  /// a new one as adopt() makes it.
+  static std::shared_ptr<Context> of(cl_command_queue queue);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -188,12 +192,12 @@ class Context {
   /// Queue::map() only. Throws kInvalidArgument if it is empty.
   Buffer share(std::span<std::byte> memory) const;
 
-  /// For the library's own sources.
-  detail::Runtime& runtime() const noexcept { return *runtime_; }
+  /// For the library's own sources, which define it.
+  auto& runtime() const noexcept;
 
  private:
-  explicit Context(std::unique_ptr<detail::Runtime> runtime);
-  std::unique_ptr<detail::Runtime> runtime_;
+  explicit Context(std::shared_ptr<void> runtime) noexcept : runtime_(std::move(runtime)) {}
+  std::shared_ptr<void> runtime_;
 };
 
 }  // namespace clattn

@@ -27,13 +27,13 @@ struct Device {
 /// What a device can do: driver queries first, then what self-tests found. Kernels are chosen by
 /// this record, never by a vendor's name.
 struct DeviceCapabilities {
-  std::string name;                       ///< CL_DEVICE_NAME
-  std::string vendor;                     ///< CL_DEVICE_VENDOR
-  std::string driver_version;             ///< CL_DRIVER_VERSION
-  std::string device_version;             ///< CL_DEVICE_VERSION
-  std::string opencl_c_version;           ///< CL_DEVICE_OPENCL_C_VERSION
-  std::string platform_name;              ///< CL_PLATFORM_NAME
-  std::string platform_version;           ///< CL_PLATFORM_VERSION
+  std::string name = {};                  ///< CL_DEVICE_NAME
+  std::string vendor = {};                ///< CL_DEVICE_VENDOR
+  std::string driver_version = {};        ///< CL_DRIVER_VERSION
+  std::string device_version = {};        ///< CL_DEVICE_VERSION
+  std::string opencl_c_version = {};      ///< CL_DEVICE_OPENCL_C_VERSION
+  std::string platform_name = {};         ///< CL_PLATFORM_NAME
+  std::string platform_version = {};      ///< CL_PLATFORM_VERSION
   DeviceKind kind = DeviceKind::kOther;   ///< as the driver reports it
   int compute_units = 1;                  ///< CL_DEVICE_MAX_COMPUTE_UNITS
   std::uint64_t max_work_group_size = 1;  ///< work-items
@@ -67,7 +67,7 @@ struct DeviceCapabilities {
   bool flushes_f16 = false;  ///< products of matrix_units treat f16 below 2^-14 as 0 (AMD MI200)
   bool long_loops = true;    ///< a work-item's loops run to their end, even if long
   int wave_size = 0;  ///< lanes that a sub-group (or a PTX warp) was seen to have, 0 = none found
-  int ptx_arch = 0;   ///< compute capability as in sm_NN, where the driver tells it; else 0
+  int ptx_arch = 0;   ///< compute capability as in sm_NN, where the driver says it; else 0
 };
 
 /// Every device of every platform, in the drivers' order. Empty when there is none. Thread-safe.

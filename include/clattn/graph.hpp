@@ -9,12 +9,9 @@
 #include <string_view>
 #include <utility>
 
-namespace clattn::detail {
-class Recorder;
-class Recording;
-}  // namespace clattn::detail
-
 namespace CLATTN_API clattn {
+
+class AttentionBackend;  // attention_backend.hpp
 
 /// A recorded step: the launches of every layer, enqueued again with the arguments that they were
 /// bound to. It reads whatever its buffers hold at that time: new queries, new metadata in place
@@ -40,8 +37,9 @@ class Graph {
 
  private:
   friend class GraphCapture;
-  explicit Graph(std::unique_ptr<detail::Recording> recording) noexcept;
-  std::unique_ptr<detail::Recording> recording_;
+  struct Recording;
+  explicit Graph(std::unique_ptr<Recording> recording) noexcept;
+  std::unique_ptr<Recording> recording_;
 };
 
 /// What a replay hands to the driver.
@@ -66,7 +64,8 @@ class GraphCapture {
   Graph end();
 
  private:
-  std::unique_ptr<detail::Recorder> recorder_;
+  struct Recorder;
+  std::unique_ptr<Recorder> recorder_;
   ReplayMode mode_;
 };
 
@@ -75,7 +74,7 @@ class GraphCapture {
 /// plan, which prepare_graph_input_buffers() alone writes. A recorded update_seq_lens() writes the
 /// slots anew: where lengths come from the device, give it the slots.
 struct GraphInputBuffers {
-  Buffer slot_mapping;         ///< i64, from the buffer's start; slots outside the cache store
+  Buffer slot_mapping = {};    ///< i64, from the buffer's start; slots outside the cache store
                                ///< nothing. Prepared with the batch's slots, padded with kPadSlotId
   std::int64_t num_slots = 0;  ///< batch_size * decode_threshold
 };
@@ -165,9 +164,6 @@ class AttentionState {
   const AttentionMetadata& prepare_graph_input_buffers(cl_command_queue queue,
                                                        std::int32_t batch_size,
                                                        const CommonAttentionMetadata& batch);
-  /// The layout that init_kv_cache() gives caches when it is passed none: the override or
-  /// CLATTN_KV_CACHE_LAYOUT (kv_cache.hpp), else NHD (vLLM: FlashInferState.get_kv_cache_layout).
-  static KVCacheLayout get_kv_cache_layout();
   /// The smallest captured batch size that this step can be replayed with; 0 = none: run it
   /// eagerly.
   std::int32_t batch_size_for(const CommonAttentionMetadata& batch) const;

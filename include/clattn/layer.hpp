@@ -1,7 +1,6 @@
 #pragma once
 
-#include <array>
-#include <clattn/attention.hpp>
+#include <clattn/attention_backend.hpp>
 #include <clattn/kv_cache.hpp>
 #include <clattn/types.hpp>
 #include <cstdint>
@@ -12,14 +11,10 @@
 #include <string_view>
 #include <vector>
 
-namespace clattn::detail {
-class KVScaleCalculator;
-class RowZeroer;
-}  // namespace clattn::detail
-
 namespace CLATTN_API clattn {
 
 class Attention;
+struct KVScales;  // kv_scales.hpp
 
 /// A model's attention layers by name, in the order they were made (vLLM: the static forward
 /// context). The engine owns it; it must outlive its layers. Making and destroying layers is for
@@ -44,50 +39,17 @@ class LayerRegistry {
 /// kInvalidArgument when there is none, or more than one.
 std::int32_t extract_layer_index(std::string_view layer_name);
 
-/// What the engine says about the caches of all layers.
-struct CacheConfig {
-  std::int32_t block_size = 16;                     ///< tokens per page
-  std::optional<DType> cache_dtype = std::nullopt;  ///< nullopt = "auto" = the layer's dtype
-  std::int32_t sliding_window = 0;   ///< for layers without one of their own; 0 = none
-  bool is_attention_free = false;    ///< the model has no attention at all
-  bool calculate_kv_scales = false;  ///< take scales from the first batch instead of the checkpoint
-};
-
-/// What the engine says about the checkpoint's quantisation.
-struct QuantConfig {
-  bool fp8_checkpoint = false;  ///< weights (and scales) were stored as fp8
-};
-
-/// vLLM's constructor arguments of Attention, with its names and defaults.
+/// A layer: its configuration, and what makes it this one among a model's layers.
 struct AttentionOptions {
-  std::int32_t num_heads = 0;                               ///< query heads
-  std::int32_t head_size = 0;                               ///< use_mla: kv_lora_rank + rope_dim
-  std::int32_t head_size_v = 0;                             ///< AttentionConfig::head_size_v
-  std::optional<float> scale = std::nullopt;                ///< nullopt = 1 / sqrt(head_size)
-  std::optional<std::int32_t> num_kv_heads = std::nullopt;  ///< nullopt = num_heads; use_mla: 1
-  std::vector<float> alibi_slopes = {};                     ///< [num_heads] or empty
-  std::optional<CacheConfig> cache_config = std::nullopt;   ///< nullopt = CacheConfig{}
-  std::optional<QuantConfig> quant_config = std::nullopt;   ///< nullopt = not quantised
-  float logits_soft_cap = 0;                                ///< 0 = none
-  /// Keys seen, the own one included; 0 = all; nullopt = the cache configuration's window.
-  std::optional<std::int32_t> per_layer_sliding_window = std::nullopt;
-  bool use_mla = false;     ///< multi-head latent attention: shapes at forward()
+  /// What it computes over which cache. num_kv_heads 0 = num_heads, with use_mla 1.
+  AttentionConfig config = {};
   std::string prefix = {};  ///< the layer's name, unique in its registry
-  AttentionType attn_type = AttentionType::kDecoder;  ///< what attends to what
-  std::string kv_sharing_target_layer_name = {};  ///< attend to that layer's cache; empty = own one
+  /// Attends to that layer's cache; empty = one of its own. fp8_products is ignored then, because
+  /// the scales of such a cache are not the layer's.
+  std::string kv_sharing_target_layer_name = {};
   std::shared_ptr<const AttentionBackend> attn_backend = nullptr;  ///< null = get_attn_backend()
-  // vLLM's extra_impl_args.
-  std::vector<float> sinks = {};          ///< [num_heads] or empty
-  std::int32_t attention_chunk_size = 0;  ///< 0 = none
-  bool custom_mask = false;               ///< every forward() brings a mask (ForwardOptions)
-  bool output_fp8 = false;                ///< every forward() also writes fp8 (ForwardOptions)
-  /// AttentionConfig::fp8_products; queries are divided by the layer's q_scale. Ignored where it
-  /// shares another layer's cache, whose scales are not its own.
-  bool fp8_products = false;
-  std::int32_t rope_dim = 64;  ///< use_mla: the rotary part of head_size (qk_rope_head_dim)
-  // What vLLM takes from its default dtype and platform.
-  DType dtype = DType::kF16;                         ///< of query, key, value and output
-  KernelFamily kernel_family = KernelFamily::kAuto;  ///< kAuto: the device decides
+  bool calculate_kv_scales = false;  ///< take scales from the first batch instead of the checkpoint
+  bool fp8_checkpoint = false;       ///< weights (and scales) were stored as fp8
 };
 
 /// Scales as a checkpoint holds them: nothing, or one value; values below 0 mean "not loaded".
@@ -100,23 +62,6 @@ struct LoadedKVScales {
   /// what was loaded. For caches of other libraries; this one's kernels read and write e4m3.
   bool fnuz = false;
 };
-
-/// Per-tensor scales on the host: real = stored * scale.
-struct KVScales {
-  float k_scale = 1;                       ///< of K
-  float v_scale = 1;                       ///< of V
-  float q_scale = 1;                       ///< of Q
-  float prob_scale = 1;                    ///< of the probabilities
-  std::vector<std::string> warnings = {};  ///< for the engine's log
-  bool operator==(const KVScales&) const = default;
-};
-
-/// vLLM's BaseKVCacheMethod: which scales a cache of `kv_cache_dtype` gets from what a checkpoint
-/// holds. In caches that are not quantised ("auto" included) K and V get 1. Otherwise both are used
-/// as loaded; if only one was, it serves for both; if none was, both are 1. q and prob are as
-/// loaded, else 1. FNUZ doubles what was loaded. Throws kInvalidArgument for more than one value,
-/// and for values that are 0 or not finite.
-KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<DType> kv_cache_dtype);
 
 /// One attention layer of a model (vLLM: Attention): its backend's impl, its cache and scales.
 /// forward() may be called by several threads on different outputs; everything else by one at a
@@ -138,17 +83,13 @@ class Attention {
   /// What the impl was made from: every default resolved.
   const AttentionConfig& config() const noexcept { return config_; }
   /// Whether sinks join its denominators.
-  bool has_sink() const noexcept { return !options_.sinks.empty(); }
+  bool has_sink() const noexcept { return !config_.sinks.empty(); }
   /// Whether it attends to another layer's cache.
   bool shares_kv_cache() const noexcept { return !options_.kv_sharing_target_layer_name.empty(); }
   /// The backend that was chosen or given.
-  const std::shared_ptr<const AttentionBackend>& get_attn_backend() const noexcept {
-    return backend_;
-  }
+  std::shared_ptr<const AttentionBackend> get_attn_backend() const noexcept { return backend_; }
   /// Shared by layers of equal configurations; lives as long as the layer.
   const AttentionImpl& impl() const noexcept { return *impl_; }
-  /// "head_size=64, num_heads=8, num_kv_heads=2, scale=0.125, backend=FLASHINFER"
-  std::string extra_repr() const;
 
   /// The layer's cache, the target's if it shares one; null until bound.
   const KVCache* kv_cache() const noexcept { return cache_->buffer ? cache_.get() : nullptr; }
@@ -158,8 +99,7 @@ class Attention {
   /// Binds the cache. If it is quantised and `cache` brings no scales, it gets this layer's: those
   /// that load_kv_scales() and calc_kv_scales() set. Scales that `cache` brings stay the engine's:
   /// the layer reads them and never changes or replaces them. Layers that share the cache see the
-  /// same. Throws for a layer that shares another's, and for an order that its kernels do not read:
-  /// HDN, unless they are the kernels for CPUs.
+  /// same. Throws for a layer that shares another's.
   void bind_kv_cache(KVCache cache);
   /// Throws what bind_kv_cache() would.
   void check_kv_cache(const KVCache& cache) const;
@@ -185,10 +125,6 @@ class Attention {
   /// engine's own scales.
   void calc_kv_scales(cl_command_queue queue, TensorRef query, TensorRef key, TensorRef value,
                       std::int64_t num_tokens, std::optional<std::int64_t> num_keys = std::nullopt);
-
-  /// After the weights are loaded: throws kInvalidArgument unless activations have the layer's
-  /// dtype. Sinks are f32 from the start.
-  void process_weights_after_loading(DType act_dtype) const;
 
   /// AttentionImpl::warm_up() for the order of the cache that is bound, and the same of the layer's
   /// own kernels: after bind_kv_cache() and before the first request, so that its first token does
@@ -218,7 +154,8 @@ class Attention {
   /// calculated. A call that is refused stores nothing, zeroes no row and leaves the calculation of
   /// scales to the next one (AttentionImpl::check_forward()).
   ///
-  /// Profiling runs: with null metadata all rows are zeroed. If a cache is needed and none is
+  /// Profiling runs: with null metadata the num_rows rows of the output are zeroed, and num_rows
+  /// must be given, since nothing else tells them. If a cache is needed and none is
   /// bound, the tokens attend to the call's own keys, causally in decoders; then requests must
   /// have 0 computed tokens (cross attention aside), and the call blocks until the work has run.
   /// Throws kInvalidArgument if the call has no keys either, with use_mla, and with third-party
@@ -231,7 +168,6 @@ class Attention {
   bool attend_own_keys(cl_command_queue queue, const AttentionTensors& tensors,
                        const AttentionMetadata& metadata, const ForwardOptions& options) const;
   bool uses_own_scales() const noexcept;
-  bool lacks_scales() const noexcept;
   std::int64_t num_keys(const AttentionMetadata& metadata) const noexcept;
   bool check_scales(cl_command_queue queue, const AttentionTensors& tensors,
                     const AttentionMetadata& metadata, const ForwardOptions& options) const;
@@ -247,8 +183,8 @@ class Attention {
   Buffer scales_;                   ///< the layer's own
   bool scales_loaded_ = false;      ///< by load_kv_scales()
   float prob_scale_ = 1;
-  std::unique_ptr<detail::RowZeroer> zeroer_;
-  std::unique_ptr<detail::KVScaleCalculator> calculator_;  ///< null = not wanted
+  struct Kernels;
+  std::unique_ptr<Kernels> kernels_;
 };
 
 }  // namespace clattn

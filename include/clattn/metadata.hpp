@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <vector>
 
 namespace CLATTN_API clattn {
+
+/// The most nodes of a tree of drafts.
+inline constexpr std::int32_t kMaxTreeNodes = 256;
 
 /// One batch step, described once for all layers of a KV cache group (vLLM:
 /// CommonAttentionMetadata). All arrays are host memory that the caller keeps until build()
@@ -22,14 +24,15 @@ struct CommonAttentionMetadata {
   std::int32_t num_actual_tokens = 0;  ///< query tokens of all requests
   std::int32_t max_query_len = 0;      ///< an upper bound; 0 = derive it
   std::int32_t max_seq_len = 0;        ///< of seq_lens: an upper bound; 0 = derive it
-  std::span<const std::int32_t> block_table =
-      {};  ///< [num_reqs, block_table_stride], physical block ids
+  /// [num_reqs, block_table_stride], physical block ids. Those of pages before the first key that
+  /// the request's query tokens see may be anything (AttentionMetadataBuilder::build).
+  std::span<const std::int32_t> block_table = {};
   std::int64_t block_table_stride =
       0;  ///< columns of a row; those past ceil(seq_len / block_size) are unused
   /// [>= num_actual_tokens], or empty: computed from the block table. In cross attention over
   /// pages: one slot per encoder token that this step stores; empty if it stores none.
   std::span<const std::int64_t> slot_mapping = {};
-  /// [num_reqs + 1], encoder types without a cache only: where each request's keys stand in the key
+  /// [num_reqs + 1], encoder types without a cache only: where each request's keys are in the key
   /// and value tensors, prefix sums of seq_lens. Empty = query_start_loc (self-attention). Such
   /// batches have no block table and no slots.
   std::span<const std::int32_t> key_start_loc = {};
@@ -37,6 +40,35 @@ struct CommonAttentionMetadata {
   /// the other attn_types. Decoders and encoder_only accept both values; encoder and
   /// encoder_decoder refuse true.
   std::optional<bool> causal = std::nullopt;
+  /// [num_reqs] or empty: the direction of each request. It replaces `causal`, which must be unset
+  /// then. Only for decoders and encoder_only, and for layers with use_directions.
+  std::span<const Direction> direction = {};
+  /// Spans of tokens that see one another in both directions, such as an image or the prompt of a
+  /// prefix language model: those of request r are the rows span_start_loc[r] to
+  /// span_start_loc[r + 1] - 1 of `spans`. A query in a span sees the span's keys, cut by the
+  /// window as the layer's span_rule says, in addition to those that it sees anyway. Layers without
+  /// use_spans ignore spans. The part of a span past seq_lens is not there yet, so a prompt that is
+  /// split inside a span gives other results than one that is not.
+  ///@{
+  std::span<const std::int32_t> span_start_loc = {};  ///< [num_reqs + 1], prefix sums, or empty
+  std::span<const std::int32_t> spans = {};  ///< [number, 2]: first position, one past the last;
+                                             ///< ascending in a request, disjoint
+  ///@}
+  /// [num_reqs] or empty: the first position of a request that holds a key, 0 … its seq_len.
+  /// Positions before it may hold anything, and so may the block ids of pages that end before it
+  /// and hold no new token. Only for layers with use_first_keys.
+  std::span<const std::int32_t> first_keys = {};
+  /// Trees of drafts: the newest tokens of a request, in their order in the cache, are the nodes of
+  /// a tree. Such a token sees the keys before the tree, its ancestors and itself; windows and
+  /// chunks count positions along that path. The nodes of request r are the elements
+  /// tree_start_loc[r] to tree_start_loc[r + 1] - 1 of tree_parents: none (no tree), or at least
+  /// its query tokens (nodes before these are in the cache already) and at most kMaxTreeNodes. A
+  /// request with a tree is causal and has no span. Only for layers with use_trees.
+  ///@{
+  std::span<const std::int32_t> tree_start_loc = {};  ///< [num_reqs + 1], prefix sums, or empty
+  std::span<const std::int32_t> tree_parents = {};    ///< of each node: the number of an earlier
+                                                      ///< one, from 0 in its tree; -1 = a root
+  ///@}
   /// Of builders with graph_batch_size: the batch size whose recorded launches run this step, which
   /// is filled up to it (vLLM: cuda_graph_pad_size). 0 = graph_batch_size.
   std::int32_t graph_pad_size = 0;
@@ -55,7 +87,7 @@ struct CommonAttentionMetadata {
 /// A KV cache group's part of a step: every group has its own pages and slots
 /// (CommonAttentionMetadata's fields of these names).
 struct GroupPages {
-  std::span<const std::int32_t> block_table;        ///< [num_reqs, block_table_stride]
+  std::span<const std::int32_t> block_table = {};   ///< [num_reqs, block_table_stride]
   std::int64_t block_table_stride = 0;              ///< columns of a row
   std::span<const std::int64_t> slot_mapping = {};  ///< empty = computed from the block table
 };
@@ -89,14 +121,14 @@ struct BatchSplit {
 
 /// Requests with at most `decode_threshold` query tokens are decodes and must stand before the
 /// others; another order throws kInvalidArgument naming the request (builders accept any order). A
-/// request without query tokens may stand anywhere (padding comes last) and is counted with the
+/// request without query tokens may be anywhere (padding comes last) and is counted with the
 /// requests around it. Reads query_start_loc, max_query_len (0 = unknown), num_reqs and
 /// num_actual_tokens.
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
                                       std::int32_t decode_threshold = 1);
 
 /// Brings decodes (scheduled tokens <= threshold) to the front with the fewest swaps: writes to
-/// `order` which old index stands at each new place and returns whether anything moved. The order
+/// `order` which old index is at each new place and returns whether anything moved. The order
 /// inside a class is not kept (vLLM: reorder_batch_to_split_decodes_and_prefills). `order` has one
 /// element per request. Does not allocate.
 bool reorder_batch_to_split_decodes_and_prefills(std::span<const std::int32_t> num_scheduled_tokens,
@@ -123,17 +155,6 @@ void map_to_kernel_blocks(std::span<const std::int32_t> block_table, std::int32_
 /// Makes slots [num_actual_tokens, end) kPadSlotId, so that a cache write over the padded length
 /// stores nothing for them (vLLM: CommonAttentionMetadata's __post_init__).
 void pad_slot_mapping(std::span<std::int64_t> slot_mapping, std::int32_t num_actual_tokens);
-
-/// CSR page lists (FlashInfer's paging arrays): the pages of request r are indices[indptr[r] ..
-/// indptr[r + 1]).
-struct PagedKVMetadata {
-  std::vector<std::int32_t> indptr;         ///< [num_reqs + 1]
-  std::vector<std::int32_t> indices;        ///< [indptr.back()], physical block ids
-  std::vector<std::int32_t> last_page_len;  ///< [num_reqs], 1 … block_size; 0 for an empty request
-};
-/// The page lists of a batch. Checks its lengths and block table as validate_batch() does.
-PagedKVMetadata build_paged_kv_metadata(const CommonAttentionMetadata& batch,
-                                        std::int32_t block_size);
 
 /// Throws kInvalidArgument naming request, field, value and legal range unless query_start_loc
 /// starts at 0, never falls and ends at num_actual_tokens; 0 <= query_len <= seq_len; every seq_len

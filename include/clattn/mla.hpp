@@ -20,7 +20,7 @@ namespace CLATTN_API clattn {
 /// The cache of one multi-head latent attention layer: [num_blocks, block_size, kv_lora_rank +
 /// rope_dim], contiguous; an entry is a token's latent vector followed by its rotary key part.
 struct MLACache {
-  Buffer buffer;                  ///< kept alive by every copy of this struct
+  Buffer buffer = {};             ///< kept alive by every copy of this struct
   DType dtype = DType::kF16;      ///< as stored
   std::int64_t num_blocks = 0;    ///< pages
   std::int32_t block_size = 0;    ///< tokens per block, >= 1
@@ -28,7 +28,7 @@ struct MLACache {
   std::int32_t rope_dim = 0;      ///< elements of the rotary part
   /// Quantized types only: f32 [1] on the device, real = stored * scale. Empty = 1, except that
   /// int8 requires a scale: with 1 it could hold whole numbers only.
-  Buffer scale;
+  Buffer scale = {};
 };
 
 /// The cache of a layer with AttentionConfig::use_mla as the calls here and copy_blocks_mla() take
@@ -50,11 +50,11 @@ void concat_and_cache_mla(const Context& context, cl_command_queue queue, Tensor
 
 /// Which tokens of a latent cache to gather; host memory, read before the call returns.
 struct MLAGather {
-  std::span<const std::int32_t> cu_seq_lens;  ///< [num_reqs + 1], prefix sums of the tokens
-  std::span<const std::int32_t> block_table;  ///< [num_reqs, block_table_stride]
-  std::int64_t block_table_stride = 0;        ///< columns of a row
+  std::span<const std::int32_t> cu_seq_lens = {};  ///< [num_reqs + 1], prefix sums of the tokens
+  std::span<const std::int32_t> block_table = {};  ///< [num_reqs, block_table_stride]
+  std::int64_t block_table_stride = 0;             ///< columns of a row
   /// [num_reqs] or empty: tokens of each request to pass over, multiples of block_size.
-  std::span<const std::int32_t> seq_starts;
+  std::span<const std::int32_t> seq_starts = {};
 };
 
 /// Copies the requests' tokens, one request after another, to destination [cu_seq_lens.back(),
@@ -106,10 +106,11 @@ class MLAImpl {
   /// output[t, h, :] = the probabilities of query token t and head h over its request's cache rows,
   /// times the rows' latent parts. `query` [num_actual_tokens, num_heads, kv_lora_rank + rope_dim],
   /// logits run over all of a row; `output` [num_actual_tokens, num_heads, kv_lora_rank]; both of
-  /// config().dtype. `metadata` comes from make_mla_builder() for an equal shape. `lse`, if given,
-  /// receives f32 [num_actual_tokens, num_heads]: the natural log of the softmax denominator, -inf
-  /// where a query sees no key (its output is 0). `launches`, if given, is cleared and gets one
-  /// record per kernel. Asynchronous, allocates nothing; `event` completes with the last kernel.
+  /// config().dtype; no key or value, which concat_and_cache_mla() stores. `metadata` comes from
+  /// make_mla_builder() for an equal shape. `lse`, if given, receives f32 [num_actual_tokens,
+  /// num_heads]: the natural log of the softmax denominator, -inf where a query sees no key (its
+  /// output is 0). `launches`, if given, is cleared and gets one record per kernel. Asynchronous,
+  /// allocates nothing; `event` completes with the last kernel.
   virtual void forward(cl_command_queue queue, const AttentionTensors& tensors,
                        const MLACache& cache, const AttentionMetadata& metadata,
                        Event* event = nullptr,
@@ -130,8 +131,8 @@ class MLAImpl {
 std::shared_ptr<const MLAImpl> make_mla_impl(Context& context, const MLAConfig& config);
 
 /// The builder of a group of MLA layers. Queries of any length are planned alike, so requests may
-/// stand in any order: decode_threshold() is the largest int32. Requests decode causally: query i
-/// of a request sees the keys up to its own position, seq_len - query_len + i.
+/// be in any order: decode_threshold() is the largest int32. Unless the batch's causal is false,
+/// query i of a request sees the keys up to its own position, seq_len - query_len + i; else all.
 std::unique_ptr<AttentionMetadataBuilder> make_mla_builder(std::shared_ptr<Context> context,
                                                            const MLAConfig& config,
                                                            const BuilderOptions& options = {});

@@ -11,9 +11,9 @@ namespace CLATTN_API clattn {
 
 /// How far each request of a batch has got, in batch order; all spans are [num_reqs].
 struct RequestProgress {
-  std::span<const std::int32_t> num_scheduled_tokens;  ///< query tokens of this step
-  std::span<const std::int32_t> num_computed_tokens;   ///< tokens in the cache before this step
-  std::span<const std::int32_t> num_prompt_tokens;     ///< of the whole prompt
+  std::span<const std::int32_t> num_scheduled_tokens = {};  ///< query tokens of this step
+  std::span<const std::int32_t> num_computed_tokens = {};  ///< tokens in the cache before this step
+  std::span<const std::int32_t> num_prompt_tokens = {};    ///< of the whole prompt
 };
 
 /// Two batch rows that change places.
@@ -23,7 +23,7 @@ using RowSwap = std::array<std::int32_t, 2>;
 /// (vLLM since 2026). A request with nothing computed is a prefill; of the others, more than
 /// `decode_threshold` scheduled tokens make a long extend, fewer a decode once the prompt is
 /// computed and a short extend before. Rows that stand in their region stay; those that move keep
-/// their order inside a region. Writes to `order` which old index stands at each new place, and to
+/// their order inside a region. Writes to `order` which old index is at each new place, and to
 /// `swaps`, if given, the row swaps that turn the old order into it, as few as reach it. Returns
 /// whether anything moved. Allocates only for `swaps`.
 bool reorder_batch_to_split_decodes_and_prefills(const RequestProgress& requests,
@@ -42,11 +42,10 @@ std::int32_t reorder_batch_threshold(std::int32_t num_speculative_tokens,
 /// What split_decodes_and_prefills() takes beyond the batch.
 struct SplitOptions {
   std::int32_t decode_threshold = 1;  ///< most query tokens of a request that counts as a decode
-  /// All decodes have the first request's query length: the first that differs begins the
-  /// prefills. A batch of that one length and of empty rows (padding of a captured batch) is all
-  /// decodes. Tokens past query_start_loc.back() are padding too if the batch ends with rows
-  /// without query tokens, up to decode_threshold of them for each such row, and count with the
-  /// side those rows stand on. Without require_uniform they are refused.
+  /// All decodes have the query length of the first request that has query tokens: the next one
+  /// that differs begins the prefills. Tokens past query_start_loc.back() are padding too if the
+  /// batch ends with rows without query tokens, up to decode_threshold of them for each such row,
+  /// and count with the side those rows stand on. Without require_uniform they are refused.
   bool require_uniform = false;
   /// false: requests marked in `is_prefilling` are prefills however short their queries are.
   bool treat_short_extends_as_decodes = true;
@@ -55,8 +54,10 @@ struct SplitOptions {
 };
 
 /// Where a batch in the order of the four regions divides: everything from the first prefill on
-/// counts as prefill, so short first chunks may stand behind long ones (unlike the overload by
-/// threshold alone, which refuses them). vLLM: split_decodes_and_prefills since 2026. Reads
+/// counts as prefill, so short first chunks may stand after long ones (unlike the overload by
+/// threshold alone, which refuses them). A request without query tokens (padding of a captured
+/// batch) never begins the prefills, whatever is_prefilling says of it: a batch of decodes and of
+/// such rows is all decodes. vLLM: split_decodes_and_prefills since 2026. Reads
 /// query_start_loc, max_query_len (0 = unknown), num_reqs and num_actual_tokens.
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
                                       const SplitOptions& options);
@@ -73,7 +74,7 @@ struct ExtendSplit {
   bool operator==(const ExtendSplit&) const = default;
 };
 
-/// Requests with context that stand behind a longer kind are refused by name; requests without
+/// Requests with context that stand after a longer kind are refused by name; requests without
 /// context and within the threshold count with the side they stand on. Reads what
 /// split_decodes_and_prefills() reads, and seq_lens.
 ExtendSplit split_decodes_prefills_and_extends(const CommonAttentionMetadata& batch,

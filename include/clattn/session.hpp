@@ -1,9 +1,6 @@
 #pragma once
 
 #include <clattn/attention.hpp>
-#include <clattn/attn_utils.hpp>
-#include <clattn/block_pool.hpp>
-#include <clattn/cache_ops.hpp>
 #include <clattn/context.hpp>
 #include <clattn/error.hpp>
 #include <clattn/kv_cache.hpp>
@@ -22,6 +19,10 @@
 
 namespace CLATTN_API clattn {
 
+struct AttentionGroup;  // attn_utils.hpp
+struct BlockPair;       // cache_ops.hpp
+class BlockPool;        // block_pool.hpp
+
 /// What a Session is made from.
 struct SessionConfig {
   /// One for each layer of the model, of one backend, KV heads, head size, types and block size;
@@ -32,12 +33,15 @@ struct SessionConfig {
   /// Requests that begin alike share full blocks, see add(). Layers with custom_mask share none:
   /// their keys depend on masks, which the session does not see.
   bool prefix_caching = true;
-  /// nullopt: get_kv_cache_layout(), else the fastest one that the layers take.
+  /// nullopt: default_kv_cache_layout().
   std::optional<KVCacheLayout> layout = std::nullopt;
   /// Called while the layers are made, which compiles their kernels: before the first and after
   /// each, with the layers done so far and their number. Not kept; an exception that it throws ends
   /// the construction.
   std::function<void(std::int32_t done, std::int32_t total)> progress = {};
+  /// Steps count when the caller says so, by commit(), not with the last attend(). For models that
+  /// run on several sessions in lockstep: commit all of them after the last layer of the last one.
+  bool explicit_commit = false;
   /// Limits of a step (num_blocks is the session's own), splits; graph_batch_size must be 0.
   BuilderOptions builder = {};
 };
@@ -52,6 +56,9 @@ struct StepRequest {
   /// Compute at most this many of the tokens that are not computed yet, the first ones; the others
   /// are for later steps (a chunk of a prompt).
   std::int32_t max_tokens = std::numeric_limits<std::int32_t>::max();
+  /// Also those that published blocks hold: a row for each token, as a verifier of drafts and
+  /// whoever wants every token's logits need. What add() found is computed already.
+  bool compute_every_row = false;
 };
 
 /// The rows of a step, request after request in the caller's order.
@@ -98,7 +105,7 @@ class Session {
   /// Where attend() enqueues; in order.
   const Queue& queue() const noexcept { return queue_; }
   /// Who holds which blocks, and how many are free.
-  const BlockPool& blocks() const noexcept { return pool_; }
+  const BlockPool& blocks() const noexcept { return *pool_; }
   /// Layers of the model.
   std::int32_t num_layers() const noexcept { return static_cast<std::int32_t>(layers_.size()); }
   /// A layer, to load scales, for reports, or to read its cache.
@@ -106,7 +113,7 @@ class Session {
 
   /// Launches every kernel once over no token (Attention::warm_up()), so that no request waits for
   /// a compiler, and, before the first request and with two blocks or more, the copy of blocks that
-  /// fork() leads to. Changes nothing that requests or blocks() tell. Calls `progress` with the
+  /// fork() leads to. Changes nothing that requests or blocks() say. Calls `progress` with the
   /// layers done so far and their number; blocks.
   void warm_up(const std::function<void(std::int32_t done, std::int32_t total)>& progress = {});
 
@@ -140,13 +147,13 @@ class Session {
   std::span<const std::int32_t> block_table(RequestId id) const { return request(id).blocks; }
 
   /// Begins a step: adds the new tokens, finds room for what is to be computed, uploads the step's
-  /// metadata. Requests may stand in any order, each once and with at least one token to compute. A
-  /// request that has reached the end of a block skips further tokens that published blocks hold;
-  /// Step says which are left. The result is valid until the next call.
+  /// metadata. Requests may be in any order, each once and with at least one token to compute. A
+  /// request that has reached the end of a block skips further tokens that published blocks hold,
+  /// unless compute_every_row; Step says which are left. The result is valid until the next call.
   ///
-  /// A step whose layers have not all been attended is given up first: its new tokens and blocks
-  /// are taken back. So whatever throws on the way to the last attend(), the same call begins the
-  /// step again.
+  /// A step that does not count yet, as not all of its layers have been attended or it has not been
+  /// committed, is given up first: its new tokens and blocks are taken back. So whatever throws
+  /// before, the same call begins the step again.
   ///
   /// Throws kOutOfBlocks if too few blocks are free (evict() or finish() some request and try
   /// again), kInvalidArgument for unknown or repeated requests, for max_tokens below 1, for nothing
@@ -163,13 +170,18 @@ class Session {
   /// Attention::forward() of a layer over the current step: stores the rows' keys and values in the
   /// cache, then attends; tensors are [rows, heads, head_size]. Call it once for each layer, in any
   /// order but for a layer that shares a cache, which comes after the one that stores in it. After
-  /// the last one the step's tokens count as computed, and blocks that they fill are published.
-  /// Asynchronous on queue(). Throws kInvalidArgument outside of a step, for a layer that has
-  /// already been attended in this one or shares the cache of one that has not, for a null key or
-  /// value unless the layer shares a cache, and what Attention::forward() throws; then the layer
-  /// has not been attended.
+  /// the last one the step's tokens count as computed, and blocks that they fill are published,
+  /// unless explicit_commit leaves that to commit(). Asynchronous on queue(). Throws
+  /// kInvalidArgument outside of a step, for a layer that has already been attended in this one or
+  /// shares the cache of one that has not, for a null key or value unless the layer shares a cache,
+  /// and what Attention::forward() throws; then the layer has not been attended.
   void attend(std::int32_t layer, const AttentionTensors& tensors,
               const ForwardOptions& options = {});
+
+  /// With explicit_commit: the step counts, as it otherwise does after its last attend(). Throws
+  /// kInvalidArgument without explicit_commit and unless every layer has been attended in a step
+  /// that does not count yet.
+  void commit();
 
  private:
   struct Request {
@@ -189,15 +201,13 @@ class Session {
     Request* request = nullptr;  ///< its tokens are the new ones already
     std::vector<std::int32_t> blocks = {};
     std::int32_t num_computed = 0;
-    std::int32_t num_new = 0;
+    std::int32_t end = 0;  ///< of its tokens that the step computes
   };
   class Attempt;
   const Request& request(RequestId id) const;
   RequestId insert(Request request);
   std::vector<std::unique_ptr<Attention>> make_layers();
   std::vector<KVCache> make_caches();
-  std::int32_t count_blocks() const;
-  std::optional<KVCacheLayout> choose_layout() const;
   std::vector<Scheduled> schedule(std::span<const StepRequest> requests, Attempt& attempt);
   void share_known(Scheduled& part, Attempt& attempt) const;
   void list_rows(std::span<const Scheduled> scheduled);
@@ -212,15 +222,14 @@ class Session {
   SessionConfig config_;
   LayerRegistry registry_;
   std::vector<std::unique_ptr<Attention>> layers_;
-  KVCacheSpec spec_;
   std::vector<AttentionGroup> groups_;  ///< one, of all layers
   std::vector<KVCache> caches_;
-  BlockPool pool_;  ///< takes memory of the host only after the device had enough
+  std::unique_ptr<BlockPool> pool_;  ///< takes memory of the host only after the device had enough
   std::map<RequestId, Request> requests_;
   RequestId next_id_ = 0;
   Step step_;
-  /// Of the current step: its requests, and which layers have been attended; of both none outside
-  /// of a step.
+  /// Of the step that does not count yet: its requests, and which layers have been attended; of
+  /// both none outside of a step.
   std::vector<Advance> advancing_;
   std::vector<bool> attended_;
 };

@@ -3,6 +3,7 @@
 #include <clattn/attention.hpp>
 #include <clattn/context.hpp>
 #include <clattn/device.hpp>
+#include <clattn/explain.hpp>
 #include <clattn/types.hpp>
 #include <cstdint>
 #include <optional>
@@ -18,25 +19,25 @@ namespace CLATTN_API clattn {
 /// library's own choice in the second and unknown in the third; the file writes them as *, - and -.
 /// docs/tuning.md describes the file.
 struct TuningRow {
-  /// A device's name, the beginning of one with '*' behind it, or one of device_classes().
-  std::string device;
-  std::string driver;                ///< DeviceCapabilities::driver_version
-  std::string role;                  ///< KernelInfo::role
-  std::int32_t head_size = 0;        ///< elements; latent caches: kv_lora_rank
-  std::int32_t group = 0;            ///< query heads per KV head
-  std::optional<DType> dtype;        ///< of query and output
-  std::optional<DType> cache_dtype;  ///< of keys and values
-  std::string pages;                 ///< page_class() of the block size
+  /// A device's name, the beginning of one with '*' after it, or one of device_classes().
+  std::string device = {};
+  std::string driver = {};                ///< DeviceCapabilities::driver_version
+  std::string role = {};                  ///< KernelInfo::role
+  std::int32_t head_size = 0;             ///< elements; latent caches: kv_lora_rank
+  std::int32_t group = 0;                 ///< query heads per KV head
+  std::optional<DType> dtype = {};        ///< of query and output
+  std::optional<DType> cache_dtype = {};  ///< of keys and values
+  std::string pages = {};                 ///< page_class() of the block size
 
-  std::string variant;               ///< KernelInfo::name that is tried before the others
+  std::string variant = {};          ///< KernelInfo::name that is tried before the others
   std::int32_t block_rows = 0;       ///< query rows of a work item; replaces the variant's own
   std::int32_t block_kv = 0;         ///< keys of a tile; likewise
   std::int32_t work_group_size = 0;  ///< work-items of a group
 
-  double time_us = 0;   ///< of one launch
-  double error = 0;     ///< largest absolute difference from exact attention
-  std::string version;  ///< of the library that measured
-  std::string date;     ///< YYYY-MM-DD
+  double time_us = 0;        ///< of one launch
+  double error = 0;          ///< largest absolute difference from exact attention
+  std::string version = {};  ///< of the library that measured
+  std::string date = {};     ///< YYYY-MM-DD
 
   bool operator==(const TuningRow&) const = default;
 };
@@ -58,27 +59,27 @@ struct KernelCosts {
 /// One cost row of a tuning file: which kernels it is for, what they cost, and who measured it.
 /// Empty texts, zeros and empty optionals in the first part match anything.
 struct CostRow {
-  std::string device;          ///< as TuningRow::device
-  std::string driver;          ///< DeviceCapabilities::driver_version
-  std::string kernel;          ///< KernelInfo::name, or the beginning of some with '*' behind it
+  std::string device = {};     ///< as TuningRow::device
+  std::string driver = {};     ///< DeviceCapabilities::driver_version
+  std::string kernel = {};     ///< KernelInfo::name, or the beginning of some with '*' after it
   std::int32_t head_size = 0;  ///< elements; latent caches: kv_lora_rank
   std::int32_t group = 0;      ///< query heads per KV head
-  std::optional<DType> dtype;  ///< of query and output
-  std::optional<DType> cache_dtype;  ///< of keys and values
+  std::optional<DType> dtype = {};        ///< of query and output
+  std::optional<DType> cache_dtype = {};  ///< of keys and values
 
-  KernelCosts costs;  ///< what was measured
+  KernelCosts costs = {};  ///< what was measured
 
-  std::string version;  ///< of the library that measured
-  std::string date;     ///< YYYY-MM-DD
+  std::string version = {};  ///< of the library that measured
+  std::string date = {};     ///< YYYY-MM-DD
 
   bool operator==(const CostRow&) const = default;
 };
 
 /// The rows of a tuning file, and a line for each part of it that was left out.
 struct TuningText {
-  std::vector<TuningRow> rows{};        ///< in the order of the file
-  std::vector<CostRow> costs{};         ///< in the order of the file
-  std::vector<std::string> problems{};  ///< "NAME:LINE: what is wrong; ignored"
+  std::vector<TuningRow> rows = {};        ///< in the order of the file
+  std::vector<CostRow> costs = {};         ///< in the order of the file
+  std::vector<std::string> problems = {};  ///< "NAME:LINE: what is wrong; ignored"
 };
 
 /// The classes of a device, by which rows for more than one device are found, closest first:

@@ -1,5 +1,11 @@
 #pragma once
 
+#if __cplusplus < 202002L
+#error "CLAttn's headers are C++20: compile with -std=c++20 or later"
+#endif
+
+#include <clattn/version.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -10,6 +16,9 @@
 #define CLATTN_API [[gnu::visibility("default")]]
 
 namespace CLATTN_API clattn {
+
+/// The library's own version, "0.1.0"; CLATTN_VERSION is that of the headers.
+std::string_view version() noexcept;
 
 /// Element types of tensors and caches. All but f32 are storage types: arithmetic is f32. The 8-bit
 /// ones are for caches, with real = stored * scale: fp8 e4m3 (finite, up to 448) and e5m2 (up to
@@ -43,12 +52,24 @@ std::string_view to_string(AttentionType type);
 /// Inverse of to_string; throws kInvalidArgument naming the legal values.
 AttentionType parse_attention_type(std::string_view name);
 
-/// Order in memory of one cache block: NHD = [token, head, dim], HND = [head, token, dim]. HDN, for
-/// CPUs, is named after the order of its keys, [head, dim, token], of which a vector takes one dim
-/// of many tokens; its values lie as in HND.
-enum class KVCacheLayout : std::uint8_t { kNHD, kHND, kHDN };
+/// Which keys the queries of one request see: all of them (kBothWays), those up to their own
+/// position (kCausal), or all of them with the window of the first new token (kCanvas): its left
+/// side is measured from that token for every query, and its right side is not applied.
+enum class Direction : std::uint8_t { kBothWays = 0, kCausal = 1, kCanvas = 2 };
 
-/// "NHD", "HND" or "HDN".
+/// How a layer's window cuts the keys that a query sees of its span: not at all, to the left of the
+/// query, or on both sides of it.
+enum class SpanRule : std::uint8_t { kWhole, kClipLeft, kClipBoth };
+
+/// "whole", "clip_left" or "clip_both".
+std::string_view to_string(SpanRule rule);
+/// Inverse of to_string; throws kInvalidArgument naming the legal values.
+SpanRule parse_span_rule(std::string_view name);
+
+/// Order in memory of one cache block: NHD = [token, head, dim], HND = [head, token, dim].
+enum class KVCacheLayout : std::uint8_t { kNHD, kHND };
+
+/// "NHD" or "HND".
 std::string_view to_string(KVCacheLayout layout);
 /// Inverse of to_string; throws kInvalidArgument naming the legal values.
 KVCacheLayout parse_kv_cache_layout(std::string_view name);

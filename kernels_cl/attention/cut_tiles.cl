@@ -28,11 +28,12 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
     int num_splits,                        /* padding included */
     int lens_at,                           /* ints of it: the lengths that were taken */
     int list_at,                           /* ints of it: page ids */
-    int page_size,                         /* tokens; this and the next four: ClaSight */
+    int page_size,                         /* tokens; this and the next five: ClaSight */
     int causal,                            /* 1: a token sees no later one */
     int window_left,                       /* tokens, -1 = all */
     int window_right,                      /* tokens, -1 = all */
     int chunk,                             /* tokens, 0 = none */
+    int chunk_lookback,                    /* chunks */
     __global const int* restrict seq_lens, /* [requests] */
     __global const long* restrict given,   /* [query tokens]: slots, or null */
     int advanced,                          /* 1: requests without a given slot are left out */
@@ -41,7 +42,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
   if (number >= num_splits) return;
   const ClaSplit split = ((__global const ClaSplit*)(meta + splits_at))[number];
   if (split.q_count == 0) return; /* padding of a recorded step */
-  const ClaSight sight = {page_size, causal, window_left, window_right, chunk};
+  const ClaSight sight = {page_size, causal, window_left, window_right, chunk, chunk_lookback};
   int length = seq_lens[split.request];
   if (advanced && given[split.q_row] < 0) {
     length = 0;

@@ -5,9 +5,10 @@
 
    An LSE of +inf counts as -inf; the output of a side of LSE -inf adds nothing, even where keys
    of logit -inf made it NaN: nothing tells that from memory never written. If both are, out = 0 and
-   lse = -inf. An LSE that is NaN makes both NaN. Tokens from with_context on have no prefix. One
-   group serves one token: its work-items share the outputs in pieces of eight elements, then the
-   LSEs by heads. The barrier between lets results replace an input in place.
+   lse = -inf. An LSE that is NaN makes both NaN. Tokens from with_context on have no prefix:
+   output and LSE are the suffix's as they are, infinities and NaN too. One group serves one token:
+   its work-items share the outputs in pieces of eight elements, then the LSEs by heads. The barrier
+   between lets results replace an input in place.
 
    macro          unit        legal values
    CLA_Q_DTYPE    -           0 f32, 1 f16, 2 bf16: prefix and suffix
@@ -33,8 +34,10 @@ typedef struct ClaWeights {
 
 #define CLA_LSE_UNIT (CLA_LSE_LOG2 ? 1.0f : CLA_LN_2) /* of base 2 */
 
-/* Weights that sum to 1. */
-static inline ClaWeights cla_weigh(float prefix, float suffix) {
+/* Weights that sum to 1; the suffix's alone where there is no prefix. */
+static inline ClaWeights cla_weigh(float prefix, float suffix, int alone) {
+  const ClaWeights whole = {0.0f, 1.0f, suffix};
+  if (alone) return whole;
   ClaWeights w = {0.0f, 0.0f, -INFINITY};
   prefix = prefix == INFINITY ? -INFINITY : prefix;
   suffix = suffix == INFINITY ? -INFINITY : suffix;
@@ -67,6 +70,7 @@ static inline ClaF8 cla_merged(ClaWeights w, ClaRaw prefix, ClaRaw suffix, float
   ClaF8 sum = cla_zero8();
   if (w.prefix != 0.0f) sum = cla_scale8(cla_raw_expand(prefix), w.prefix);
   if (w.suffix != 0.0f) sum = cla_mad8(w.suffix, cla_raw_expand(suffix), sum);
+  if (w.suffix == 1.0f && w.prefix == 0.0f) sum = cla_raw_expand(suffix); /* -0 stays -0 */
 #if CLA_KV_DTYPE >= 3
   sum = cla_divide8(sum, scale);
 #endif
@@ -97,7 +101,7 @@ static inline void cla_merge_units(const ClaSide* prefix, const ClaSide* suffix,
   }
 #pragma unroll
   for (uint i = 0; i < CLA_MERGE_UNITS; ++i) {
-    const ClaF8 sum = cla_merged(cla_weigh(p_lse[i], s_lse[i]), p[i], s[i], scale);
+    const ClaF8 sum = cla_merged(cla_weigh(p_lse[i], s_lse[i], alone), p[i], s[i], scale);
     const uint unit = first + i * CLA_WG_SIZE;
     if (unit < units) cla_kv_store8(sum, out + (ulong)unit * 8);
   }
@@ -161,7 +165,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_me
     const uint head = unit / head_units;
     const ulong at = (ulong)unit * 8;
     const ClaWeights w =
-        cla_weigh(alone ? -INFINITY : cla_lse_of(&before, head), cla_lse_of(&after, head));
+        cla_weigh(alone ? -INFINITY : cla_lse_of(&before, head), cla_lse_of(&after, head), alone);
     const ClaRaw s = cla_raw_load_any(suffix + at);
     const ClaRaw p = alone ? s : cla_raw_load_any(prefix + at);
     cla_kv_store8_any(cla_merged(w, p, s, factor), out + at);
@@ -170,6 +174,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_me
   if (!write_lse) return;
   for (uint head = lane; head < (uint)num_heads; head += CLA_WG_SIZE) {
     lse[lse_offset + token * lse_token_stride + (long)head * lse_head_stride] =
-        cla_weigh(alone ? -INFINITY : cla_lse_of(&before, head), cla_lse_of(&after, head)).lse;
+        cla_weigh(alone ? -INFINITY : cla_lse_of(&before, head), cla_lse_of(&after, head), alone)
+            .lse;
   }
 }

@@ -11,22 +11,9 @@
    CLA_WG_SIZE     work-items  >= 1
 
    Launch: num_planes * num_pairs * num_splits groups. */
-#if CLA_COPY_BYTES == 16
-typedef uint4 ClaUnit;
-#elif CLA_COPY_BYTES == 4
-typedef uint ClaUnit;
-#elif CLA_COPY_BYTES == 1
-typedef uchar ClaUnit;
-#else
-#error "CLA_COPY_BYTES must be 16, 4 or 1"
-#endif
+#include "cache/planes.clh"
 
-#define CLA_MAX_PLANES 16
 #define CLA_COPY_UNITS 4 /* of a work-item in flight together */
-
-/* Of an array, every work-item would write a copy. */
-#define CLA_PLANE(index, a, b, c, d) \
-  ((index) % 4 < 2 ? ((index) % 4 == 0 ? (a) : (b)) : ((index) % 4 == 2 ? (c) : (d)))
 
 #if CLA_WG_SIZE == 1
 #include "core/stream.clh"
@@ -48,10 +35,7 @@ static inline void cla_copy_units(__global const ClaUnit* from, __global ClaUnit
 #endif
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_copy_blocks(
-    __global ClaUnit* p0, __global ClaUnit* p1, __global ClaUnit* p2, __global ClaUnit* p3,
-    __global ClaUnit* p4, __global ClaUnit* p5, __global ClaUnit* p6, __global ClaUnit* p7,
-    __global ClaUnit* p8, __global ClaUnit* p9, __global ClaUnit* p10, __global ClaUnit* p11,
-    __global ClaUnit* p12, __global ClaUnit* p13, __global ClaUnit* p14, __global ClaUnit* p15,
+    CLA_PLANES,
     __global const long* restrict meta, /* [MAX_PLANES] offsets, then [num_pairs][2] blocks */
     int num_pairs,                      /* pairs */
     int num_splits,                     /* groups that share a pair of a plane */
@@ -65,11 +49,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_co
   const uint split = group % (uint)num_splits;
   const uint pair = group / (uint)num_splits % (uint)num_pairs;
   const uint index = group / (uint)num_splits / (uint)num_pairs;
-  __global ClaUnit* const quarters[4] = {
-      CLA_PLANE(index, p0, p1, p2, p3), CLA_PLANE(index, p4, p5, p6, p7),
-      CLA_PLANE(index, p8, p9, p10, p11), CLA_PLANE(index, p12, p13, p14, p15)};
-  __global ClaUnit* const plane =
-      CLA_PLANE(index / 4, quarters[0], quarters[1], quarters[2], quarters[3]) + meta[index];
+  __global ClaUnit* const plane = CLA_PLANE(index) + meta[index];
   __global const long* const blocks = meta + CLA_MAX_PLANES + 2 * (ulong)pair;
   __global const ClaUnit* const from = plane + blocks[0] * block_stride;
   __global ClaUnit* const to = plane + blocks[1] * block_stride;

@@ -1,8 +1,7 @@
 // Stores the keys and values of new tokens in the paged cache, on CPUs. What is stored is what
 // clattn_reshape_and_cache_flash of reshape_and_cache.cl stores, which says more.
 //
-// One group a token: all heads' keys, then all values, VEC elements at a time. Keys may also lie by
-// dim (layout HDN): each head's tokens side by side, its dims key_dim_stride elements apart.
+// One group a token: all heads' keys, then all values, VEC elements at a time.
 //
 // Macros: core/vec.clh, and CLA_KV_DTYPE >= 3 of core/options.clh.
 // Launch: num_tokens groups.
@@ -32,18 +31,6 @@ CLA_INLINE void cla_put_row(__global const CLA_Q_T* from, float scale, int past,
   }
 }
 
-// The same as a column: dims lie `dim_stride` elements apart.
-CLA_INLINE void cla_put_column(__global const CLA_Q_T* from, float scale, long dim_stride,
-                               __global CLA_KV_T* to) {
-#pragma unroll 1
-  for (int d = 0; d < CLA_HEAD_DIM; d += CLA_VEC) {
-    const cla_cells cells = cla_cells_at(from + d, scale);
-    const CLA_KV_T* each = (const CLA_KV_T*)&cells;
-#pragma unroll
-    for (int i = 0; i < CLA_VEC; ++i) to[(d + i) * dim_stride] = each[i];
-  }
-}
-
 // Where one token's keys or values lie, head 0.
 typedef struct ClaPlane {
   __global const CLA_Q_T* from;
@@ -61,14 +48,6 @@ CLA_INLINE void cla_put_plane(const ClaPlane* plane, const ClaOptions* opt, int 
     cla_put_row(plane->from + (long)h * CLA_HEAD_DIM, scale, past,
                 plane->to + h * plane->head_stride);
   }
-}
-
-// The same of keys that lie by dim.
-CLA_INLINE void cla_put_columns(const ClaPlane* plane, const ClaOptions* opt, long dim_stride) {
-#pragma unroll 1
-  for (int h = 0; h < plane->num_kv_heads; ++h)
-    cla_put_column(plane->from + (long)h * CLA_HEAD_DIM, cla_k_scale(opt, (uint)h), dim_stride,
-                   plane->to + h * plane->head_stride);
 }
 
 // Whether a call's stores to a plane go past the caches: it is large, and every row fills whole
@@ -93,18 +72,12 @@ clattn_reshape_and_cache_flash_cpu(CLA_WRITE_PARAMS) {
   const long token = (long)get_group_id(0);
   const long slot = slots[call.slots_at + token];
   if (slot < 0 || slot >= call.num_slots) return;
-  const long page_at = (long)((ulong)slot / CLA_PAGE_SIZE) * call.block_stride;
-  const long in_page = (long)((ulong)slot % CLA_PAGE_SIZE);
-  const long slot_at = page_at + in_page * call.token_stride;
-  ClaPlane keys = {key + call.key_offset + token * call.key_token_stride, CLA_WRITE_KEYS + slot_at,
-                   call.head_stride, call.num_kv_heads};
+  const long slot_at = (long)((ulong)slot / CLA_PAGE_SIZE) * call.block_stride +
+                       (long)((ulong)slot % CLA_PAGE_SIZE) * call.token_stride;
+  const ClaPlane keys = {key + call.key_offset + token * call.key_token_stride,
+                         CLA_WRITE_KEYS + slot_at, call.head_stride, call.num_kv_heads};
   const ClaPlane values = {value + call.value_offset + token * call.value_token_stride,
                            CLA_WRITE_VALUES + slot_at, call.head_stride, call.num_kv_heads};
-  if (call.key_dim_stride != 1) {
-    keys.to = CLA_WRITE_KEYS + page_at + in_page;
-    cla_put_columns(&keys, &opt, call.key_dim_stride);
-  } else {
-    cla_put_rows(&keys, &opt, 1, call.num_tokens);
-  }
+  cla_put_rows(&keys, &opt, 1, call.num_tokens);
   cla_put_rows(&values, &opt, 0, call.num_tokens);
 }

@@ -18,11 +18,10 @@ typedef struct ClaCall {
   CLA_LONG out_token_stride;
   CLA_LONG k_offset; /* of page 0, or of the first key where there are no pages */
   CLA_LONG v_offset;
-  CLA_LONG block_stride;   /* from page to page; without pages, of values from token to token */
-  CLA_LONG token_stride;   /* from token to token of a page */
-  CLA_LONG head_stride;    /* from KV head to KV head */
-  CLA_LONG key_dim_stride; /* of keys from dim to dim; other than 1 on CPUs alone */
-  CLA_LONG mask_stride;    /* from query token to query token */
+  CLA_LONG block_stride; /* from page to page; without pages, of values from token to token */
+  CLA_LONG token_stride; /* from token to token of a page */
+  CLA_LONG head_stride;  /* from KV head to KV head */
+  CLA_LONG mask_stride;  /* from query token to query token */
   /* Ints of the metadata. */
   int entries_at; /* ClaWorkItem[num_entries], of the merge ClaMergeItem[num_entries] */
   int num_entries;

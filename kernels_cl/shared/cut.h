@@ -14,11 +14,12 @@
 
 /* Which keys a query may see. */
 typedef struct ClaSight {
-  int page_size;    /* tokens: ranges begin on page boundaries */
-  int causal;       /* 1: a token sees no later one */
-  int window_left;  /* tokens that a query reaches back; -1 = all */
-  int window_right; /* and ahead */
-  int chunk;        /* tokens of an aligned chunk that it is confined to; 0 = none */
+  int page_size;      /* tokens: ranges begin on page boundaries */
+  int causal;         /* 1: a token sees no later one */
+  int window_left;    /* tokens that a query reaches back; -1 = all */
+  int window_right;   /* and ahead */
+  int chunk;          /* tokens of an aligned chunk that it is confined to; 0 = none */
+  int chunk_lookback; /* chunks before that one that it sees, too */
 } ClaSight;
 
 /* The keys that any query of a tile sees: from a page boundary on, and how many. */
@@ -60,7 +61,8 @@ static inline ClaTileKeys cla_tile_keys(const ClaSight* sight, int q_pos, int q_
   if (sight->window_right >= 0 && last + sight->window_right + 1 < end)
     end = last + sight->window_right + 1;
   if (sight->chunk > 0) {
-    const CLA_INT64 chunk_begin = first - first % sight->chunk;
+    const CLA_INT64 chunk_begin =
+        first - first % sight->chunk - (CLA_INT64)sight->chunk_lookback * sight->chunk;
     const CLA_INT64 chunk_end = last - last % sight->chunk + sight->chunk;
     if (chunk_begin > begin) begin = chunk_begin;
     if (chunk_end < end) end = chunk_end;

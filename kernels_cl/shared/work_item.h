@@ -21,13 +21,38 @@
    zero but for partial_row, which is -1. Merges have none: ClaMergeCounts says how many there are.
  */
 
+/* Rows whose keys do not follow from their position and the layer's window: those of requests with
+   a direction or a first key of their own, those that touch a span, and drafts in a tree. The
+   metadata lists them, the rows of an item one after another, after its ClaListedItem. As q_pos
+   such an item has CLA_LISTED + the number of its first row, counted from the metadata's start. */
+typedef struct ClaListedItem {
+  int begin, end;               /* positions that some row sees keys of */
+  int common_begin, common_end; /* positions whose keys all rows see; empty if begin >= end */
+} ClaListedItem;
+typedef struct ClaListedRow {
+  int begin;    /* position of the first key */
+  int end;      /* one past that of the last one. From row to row of an item, neither decreases */
+  int position; /* of the query, in the sequence that it continues */
+  int tree_at;  /* of drafts in a tree: ints of the metadata where its ClaTreeRow is; else 0 */
+} ClaListedRow;
+
+/* Which keys between begin and end a draft sees: those before the tree from context_begin on, and
+   the nodes whose bits are set. The bits follow these fields, lowest first: bit n is node n. */
+typedef struct ClaTreeRow {
+  int context_begin; /* position of the first key that it sees before the tree */
+  int tree_begin;    /* position of node 0 */
+} ClaTreeRow;
+
+#define CLA_LISTED (-2147483647 - 1) /* positions, which follow from lengths, are far above */
+#define CLA_IS_LISTED(q_pos) ((q_pos) < CLA_LISTED / 2)
+
 /* One tile of query tokens against one range of keys, for every KV head. Positions count tokens
    from the start of the request; query token i of the item stands at q_pos + i and, when causal,
    sees the keys 0 .. q_pos + i. */
 typedef struct ClaWorkItem {
   int q_row;    /* row of the first query token in the batch's query tensor */
   int q_count;  /* query tokens, 1 .. the tile's limit; 0: padding */
-  int q_pos;    /* position of the first query token in its request */
+  int q_pos;    /* position of the first query token in its request; or CLA_LISTED */
   int kv_begin; /* first key position, inclusive; a multiple of the page size */
   int kv_end;   /* one past the last key position; > kv_begin unless the item has no key at all */
   int pages_at; /* index in the page list of the page that holds position 0 of the request */

@@ -13,12 +13,11 @@ typedef struct ClaWriteCall {
   CLA_LONG value_token_stride;
   CLA_LONG k_offset; /* of page 0 */
   CLA_LONG v_offset;
-  CLA_LONG block_stride;   /* from page to page; x-packed caches have none of these four strides */
-  CLA_LONG token_stride;   /* from token to token of a page */
-  CLA_LONG head_stride;    /* from KV head to KV head */
-  CLA_LONG key_dim_stride; /* of keys from dim to dim; other than 1 on CPUs alone */
-  CLA_LONG slots_at;       /* longs */
-  CLA_LONG num_slots;      /* pages * PAGE_SIZE; slots outside 0 ... num_slots - 1 are padding */
+  CLA_LONG block_stride; /* from page to page; x-packed caches have none of these three strides */
+  CLA_LONG token_stride; /* from token to token of a page */
+  CLA_LONG head_stride;  /* from KV head to KV head */
+  CLA_LONG slots_at;     /* longs */
+  CLA_LONG num_slots;    /* pages * PAGE_SIZE; slots outside 0 ... num_slots - 1 are padding */
   int num_tokens;
   int num_kv_heads;
   int scale_stride; /* of kv_scales from KV head to KV head; -1: there are none */

@@ -2,7 +2,7 @@
 // value of CLA_SELFTEST; a build that fails is the answer "no".
 //
 //   CLA_SELFTEST     1 = static local memory, 2 = inline PTX and its warp, 3 = sub-groups,
-//                    4 = warpgroup products behind marks (src/opencl/program.hpp),
+//                    4 = warpgroup products behind marks (src/opencl/program/program.hpp),
 //                    5 = PTX's conversion of e4m3, 6 = x86's products of bf16 pairs,
 //                    7 = accuracy of native_exp2, 8 = built-ins of a processor's compiler,
 //                    9 = loops of many steps, 10 = a struct by value,
@@ -293,16 +293,16 @@ CLA_SELFTEST_KERNEL(clattn_selftest_loops) {
 // Word i of the struct is seed + i.
 #define CLA_IS_LONG(member, i) \
   (call.member == (long)((ulong)(seed + 2 * i + 1) << 32 | (ulong)(seed + 2 * i)))
-#define CLA_IS_INT(member, i) (call.member == (int)(seed + 22 + i))
-#define CLA_IS_FLOAT(member, i) (as_uint(call.member) == seed + 22 + i)
+#define CLA_IS_INT(member, i) (call.member == (int)(seed + 20 + i))
+#define CLA_IS_FLOAT(member, i) (as_uint(call.member) == seed + 20 + i)
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_struct(
     __global uint* restrict result, uint seed, const ClaCall call) {
-  const int longs =
-      CLA_IS_LONG(q_offset, 0) & CLA_IS_LONG(q_token_stride, 1) & CLA_IS_LONG(out_offset, 2) &
-      CLA_IS_LONG(out_token_stride, 3) & CLA_IS_LONG(k_offset, 4) & CLA_IS_LONG(v_offset, 5) &
-      CLA_IS_LONG(block_stride, 6) & CLA_IS_LONG(token_stride, 7) & CLA_IS_LONG(head_stride, 8) &
-      CLA_IS_LONG(key_dim_stride, 9) & CLA_IS_LONG(mask_stride, 10);
+  const int longs = CLA_IS_LONG(q_offset, 0) & CLA_IS_LONG(q_token_stride, 1) &
+                    CLA_IS_LONG(out_offset, 2) & CLA_IS_LONG(out_token_stride, 3) &
+                    CLA_IS_LONG(k_offset, 4) & CLA_IS_LONG(v_offset, 5) &
+                    CLA_IS_LONG(block_stride, 6) & CLA_IS_LONG(token_stride, 7) &
+                    CLA_IS_LONG(head_stride, 8) & CLA_IS_LONG(mask_stride, 9);
   const int ints =
       CLA_IS_INT(entries_at, 0) & CLA_IS_INT(num_entries, 1) & CLA_IS_INT(pages_at, 2) &
       CLA_IS_INT(counters_at, 3) & CLA_IS_INT(tensor_maps_at, 4) & CLA_IS_INT(partial_lse2_at, 5) &
@@ -312,7 +312,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
       CLA_IS_INT(most_splits, 17);
   const int floats = CLA_IS_FLOAT(scale_log2e, 14) & CLA_IS_FLOAT(soft_cap_log2e, 15);
   const uint lane = (uint)get_local_id(0);
-  const int right = sizeof(ClaCall) == 40 * sizeof(uint) && longs && ints && floats;
+  const int right = sizeof(ClaCall) == 38 * sizeof(uint) && longs && ints && floats;
   result[lane] = right ? seed + lane : 0u;
 }
 

@@ -1,6 +1,6 @@
 // C = A B, 32 x 64 by 64 x 32 of small whole numbers, in bf16 and in int8, in each way that
 // tile/amx.clh has; all but the first time added. The host knows what C must be
-// (src/opencl/self_test.cpp).
+// (src/opencl/device/self_test.cpp).
 #include "tile/amx.clh"
 
 // 16 numbers from -8 on; A is matrix[32][64], B matrix[64][32] from column 64 on.

@@ -10,9 +10,12 @@ from clattn import _clattn
 from clattn._clattn import *  # noqa: F403
 from clattn.checks import check
 from clattn.errors import Error, FileError, InvalidArgument, OpenCLError, OutOfBlocks, Unsupported
+from clattn.functions import attention, paged_attention
 from clattn.layers import explain, warm_up
 from clattn.openmp import openmp_asleep
 from clattn.progress import ProgressBar
+
+__version__ = _clattn.__version__  # the library's
 
 __all__ = [name for name in dir(_clattn) if not name.startswith("_")] + [
     "Error",
@@ -22,8 +25,10 @@ __all__ = [name for name in dir(_clattn) if not name.startswith("_")] + [
     "OutOfBlocks",
     "ProgressBar",
     "Unsupported",
+    "attention",
     "check",
     "explain",
     "openmp_asleep",
+    "paged_attention",
     "warm_up",
 ]

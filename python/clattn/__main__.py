@@ -1,9 +1,17 @@
-"""python -m clattn devices | check | explain: lists devices, checks one, names its kernels."""
+"""Without a command: lists the devices, then checks and measures the best one in a minute.
+
+devices only lists them, check compares one with NumPy, explain names its kernels.
+"""
 
 import argparse
 import sys
 
 import clattn
+from clattn import tour
+
+
+def _tour(_: argparse.Namespace) -> int:
+    return tour.show()
 
 
 def _devices(_: argparse.Namespace) -> int:
@@ -30,7 +38,8 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m clattn", description=__doc__)
-    commands = parser.add_subparsers(required=True)
+    parser.set_defaults(run=_tour)
+    commands = parser.add_subparsers()
     commands.add_parser("devices").set_defaults(run=_devices)
     for name, run in (("check", _check), ("explain", _explain)):
         command = commands.add_parser(name)

@@ -23,8 +23,16 @@ class Case:
     requests: list[tuple[int, int]]
     options: dict[str, Any] = field(default_factory=dict)
     layout: str | None = None
+    said: list[reference.Request] = field(default_factory=list)  #: of each request, or none
 
 
+_SAID = [
+    reference.Request(reference.CAUSAL, [(60, 80)], 30),
+    reference.Request(reference.CAUSAL, [(0, 5), (5, 17)]),
+    reference.Request(reference.BOTH_WAYS, [], 2),
+    reference.Request(reference.CANVAS, [(150, 158)], 4),
+]
+TREES = [(7, 40), (3, 90), (1, 20)]
 _SLOPES = [2.0**-h for h in range(1, 9)]
 CASES = [
     Case("decode", DECODE),
@@ -34,10 +42,21 @@ CASES = [
     Case("f16", MIXED, {"dtype": "f16"}),
     Case("bf16", MIXED, {"dtype": "bf16"}),
     Case("sliding window", MIXED, {"sliding_window": 24}),
+    Case("window of its left side", MIXED, {"window_left": 40}),
     Case("chunked-local", MIXED, {"attention_chunk_size": 32}),
+    Case("chunks with lookback", MIXED, {"attention_chunk_size": 16, "chunk_lookback": 2}),
     Case("soft cap", MIXED, {"logits_soft_cap": 1.5}),
     Case("sinks", MIXED, {"sinks": [0.5 * h - 2 for h in range(8)]}),
     Case("ALiBi", MIXED, {"alibi_slopes": _SLOPES}),
+    Case("images", MIXED, {"use_spans": True, "sliding_window": 24},
+         said=[reference.Request(spans=request.spans) for request in _SAID]),
+    Case("directions", MIXED, {"use_directions": True, "use_first_keys": True, "use_spans": True,
+                               "window_left": 20, "span_rule": "clip_left"}, said=_SAID),
+    Case("trees", TREES, {"use_trees": True, "sliding_window": 24}, said=[
+        reference.Request(parents=[-1, 0, 0, 1, 1, 3, -1]),
+        reference.Request(parents=[-1, 0, 0, 2, 2]),
+        reference.Request(),
+    ]),
     Case("fp8 e4m3", MIXED, {"kv_cache_dtype": "fp8_e4m3"}),
     Case("fp8 e5m2", MIXED, {"kv_cache_dtype": "fp8_e5m2"}),
     Case("int8", MIXED, {"kv_cache_dtype": "int8"}),
@@ -68,11 +87,35 @@ class Result:
         return f"{self.name:16} {verdict}  error {self.error:.1e}, allowed {self.allowed:.1e}"
 
 
+def lists_of(said: list[reference.Request]) -> dict[str, list]:
+    """What is said of a batch's requests, as arguments of CommonAttentionMetadata."""
+    lists: dict[str, list] = {}
+    if any(request.direction is not None for request in said):
+        lists["direction"] = [request.direction for request in said]
+    if any(request.spans for request in said):
+        lists["spans"] = [span for request in said for span in request.spans]
+        ends = np.cumsum([len(request.spans) for request in said])
+        lists["span_start_loc"] = [0, *ends.tolist()]
+    if any(request.first_key for request in said):
+        lists["first_keys"] = [request.first_key for request in said]
+    if any(request.parents for request in said):
+        lists["tree_parents"] = [node for request in said for node in request.parents]
+        ends = np.cumsum([len(request.parents) for request in said])
+        lists["tree_start_loc"] = [0, *ends.tolist()]
+    return lists
+
+
 class Batch:
     """Requests in pages that lie in any order, with table entries behind a list's end unusable."""
 
-    def __init__(self, requests: list[tuple[int, int]], block_size: int, random) -> None:
-        self.requests = requests
+    def __init__(
+        self,
+        requests: list[tuple[int, int]],
+        block_size: int,
+        random,
+        said: list[reference.Request] | None = None,
+    ) -> None:
+        self.requests, self.said = requests, said or []
         self.pages = [-(-length // block_size) for _, length in requests]
         self.num_blocks = sum(self.pages) + 3
         order = random.permutation(self.num_blocks).astype(np.int32)
@@ -89,25 +132,27 @@ class Batch:
 
     def metadata(self) -> _clattn.CommonAttentionMetadata:
         return _clattn.CommonAttentionMetadata(
-            self.query_start_loc, self.seq_lens, self.block_table
+            self.query_start_loc, self.seq_lens, self.block_table, **lists_of(self.said)
         )
+
+
+def pages_of(elements: np.ndarray, cache: _clattn.KVCache) -> tuple[np.ndarray, np.ndarray]:
+    """K and V [blocks, tokens, heads, size] as views of the elements of a cache's buffer."""
+    shape = (cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_size)
+    strides = (cache.block_stride, cache.token_stride, cache.head_stride, 1)
+    strides = [stride * elements.itemsize for stride in strides]
+    key, value = (
+        np.lib.stride_tricks.as_strided(elements[offset:], shape, strides)
+        for offset in (cache.k_offset, cache.v_offset)
+    )
+    return key, value
 
 
 def stored_pages(queue: _clattn.Queue, cache: _clattn.KVCache) -> tuple[np.ndarray, np.ndarray]:
     """What a cache's elements stand for, before scales: K, V [blocks, tokens, heads, size]."""
     raw = np.empty(cache.buffer.size_bytes, np.uint8)
     queue.read(cache.buffer, raw)
-    elements = raw.view(reference.STORAGE[cache.dtype])
-    shape = (cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_size)
-
-    def view(offset: int, token_stride: int, dim_stride: int) -> np.ndarray:
-        strides = (cache.block_stride, token_stride, cache.head_stride, dim_stride)
-        strides = [stride * elements.itemsize for stride in strides]
-        return np.lib.stride_tricks.as_strided(elements[offset:], shape, strides)
-
-    key_token_stride = 1 if cache.keys_by_dim else cache.token_stride
-    key = view(cache.k_offset, key_token_stride, cache.key_dim_stride)
-    value = view(cache.v_offset, cache.token_stride, 1)
+    key, value = pages_of(raw.view(reference.STORAGE[cache.dtype]), cache)
     return reference.decode(key, cache.dtype), reference.decode(value, cache.dtype)
 
 
@@ -119,7 +164,7 @@ class Layer:
         self.config = _clattn.AttentionConfig(**(options | case.options))
         self.context, self.queue, self.case = context, queue, case
         self.random = np.random.default_rng(7)
-        self.batch = Batch(case.requests, self.config.block_size, self.random)
+        self.batch = Batch(case.requests, self.config.block_size, self.random, case.said)
         self.backend = _clattn.get_attn_backend(self.config, context)
         self.impl = self.backend.make_impl(context, self.config)
         self.builder = self.backend.make_builder(context, self.config)
@@ -164,7 +209,7 @@ class Layer:
 
     def allowed(self) -> float:
         """Twice the rounding of outputs of up to 4 and of weights, and a floor for sums in f32."""
-        weights = any(kernel.rounds_weights for kernel in self.impl.kernels())
+        weights = any(kernel.rounds_probabilities for kernel in self.impl.kernels())
         return 2 * (1 + weights) * 4 * reference.ROUNDOFF[self.config.dtype] + 2e-5
 
 
@@ -183,13 +228,19 @@ def run(context: _clattn.Context, queue: _clattn.Queue, case: Case) -> Result:
         logits_soft_cap=config.logits_soft_cap,
         sliding_window=config.sliding_window,
         attention_chunk_size=config.attention_chunk_size,
+        chunk_lookback=config.chunk_lookback,
+        window_left=config.window_left,
+        window_right=config.window_right,
+        span_rule=config.span_rule,
         alibi_slopes=config.alibi_slopes,
         sinks=config.sinks,
     )
     error = lse_error = 0.0
-    for (slots, query), start in zip(requests, layer.batch.query_start_loc, strict=False):
+    said = case.said or [reference.Request()] * len(requests)
+    starts = layer.batch.query_start_loc[:-1]
+    for (slots, query), start, request in zip(requests, starts, said, strict=True):
         want, want_lse = reference.attention(
-            reference.decode(query, config.dtype), key[slots], value[slots], options
+            reference.decode(query, config.dtype), key[slots], value[slots], options, request
         )
         rows = slice(start, start + len(query))
         got = reference.decode(output[rows], config.dtype)

@@ -73,36 +73,101 @@ class Options:
     logits_soft_cap: float = 0
     sliding_window: int = 0
     attention_chunk_size: int = 0
+    chunk_lookback: int = 0
+    window_left: int = -1
+    window_right: int = -1
+    span_rule: str = "whole"
     alibi_slopes: list[float] = field(default_factory=list)
     sinks: list[float] = field(default_factory=list)
 
 
-def _visible(positions: np.ndarray, keys: np.ndarray, options: Options) -> np.ndarray:
-    distance = positions[:, None] - keys[None, :]
-    seen = np.ones(distance.shape, bool)
-    if options.causal:
-        seen &= distance >= 0
-    if options.sliding_window:
-        seen &= np.abs(distance) < options.sliding_window
-    if options.attention_chunk_size:
-        chunk = options.attention_chunk_size
-        seen &= (positions // chunk)[:, None] == (keys // chunk)[None, :]
+#: Values of a request's direction.
+BOTH_WAYS, CAUSAL, CANVAS = range(3)
+
+
+@dataclass
+class Request:
+    """What a batch says of one request beyond lengths; CommonAttentionMetadata's names."""
+
+    direction: int | None = None  #: None = as Options.causal says
+    spans: list[tuple[int, int]] = field(default_factory=list)  #: first position, one past the last
+    first_key: int = 0
+    parents: list[int] = field(default_factory=list)  #: of the newest tokens, drafts in a tree
+
+
+def _visible_in_tree(
+    tokens: int, keys: int, options: Options, request: Request
+) -> np.ndarray:
+    """[tokens, keys]: each draft sees what the last token of the sequence to it would see."""
+    before = keys - len(request.parents)
+    alone = Request(first_key=request.first_key)
+    seen = np.zeros((tokens, keys), bool)
+    for row in range(tokens):
+        path, node = [], len(request.parents) - tokens + row
+        while node >= 0:
+            path.insert(0, before + node)
+            node = request.parents[node]
+        stored = np.array([*range(before), *path])
+        places = np.arange(len(stored))
+        seen[row, stored[_visible(places[-1:], places, options, alone)[0]]] = True
     return seen
 
 
+def _visible(
+    positions: np.ndarray, keys: np.ndarray, options: Options, request: Request
+) -> np.ndarray:
+    """[tokens, keys]: which keys the tokens at the positions attend to."""
+    if request.parents:
+        return _visible_in_tree(len(positions), len(keys), options, request)
+    direction = request.direction
+    if direction is None:
+        direction = CAUSAL if options.causal else BOTH_WAYS
+    row, key = positions[:, None], keys[None, :]
+    left, right = options.window_left, options.window_right
+    if options.sliding_window:
+        left = right = options.sliding_window - 1
+    # A canvas has one window to the left for all its tokens, and none to the right.
+    origin = positions[0] if direction == CANVAS and len(positions) else row
+    in_left = (origin - key <= left) | (left < 0)
+    in_right = (key - row <= right) | (right < 0) | (direction == CANVAS)
+    in_chunk = ahead_in_chunk = np.ones((len(positions), len(keys)), bool)
+    if options.attention_chunk_size:
+        back = row // options.attention_chunk_size - key // options.attention_chunk_size
+        in_chunk, ahead_in_chunk = back <= options.chunk_lookback, back >= 0
+    in_span = np.zeros(in_chunk.shape, bool)
+    for first, end in request.spans:
+        in_span |= (first <= row) & (row < end) & (first <= key) & (key < end)
+    ahead = in_right
+    if direction == CAUSAL:
+        ahead = key <= row
+        if options.span_rule == "clip_left":
+            ahead = ahead | in_span
+        elif options.span_rule == "clip_both":
+            ahead = ahead | (in_span & in_right)
+    seen = in_left & ahead & in_chunk & ahead_in_chunk
+    if options.span_rule == "whole":
+        seen = seen | in_span
+    return seen & (key >= request.first_key)
+
+
 def attention(
-    query: np.ndarray, key: np.ndarray, value: np.ndarray, options: Options
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    options: Options,
+    request: Request | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """One request: the last rows of its keys are the queries' own.
 
     query [tokens, num_heads, size], key and value [seq_len, num_kv_heads, size]. Returns the output
-    and the natural log of the softmax denominators [tokens, num_heads].
+    and the natural log of the softmax denominators [tokens, num_heads]; a row that sees no key has
+    output 0, and as its log that of its sink or -inf.
     """
     tokens, num_heads, _ = query.shape
     group = num_heads // key.shape[1]
     keys = np.arange(key.shape[0])
     positions = np.arange(tokens) + key.shape[0] - tokens
-    seen = _visible(positions, keys, options)
+    seen = _visible(positions, keys, options, request or Request())
     output = np.zeros((tokens, num_heads, value.shape[2]))
     lse = np.full((tokens, num_heads), -np.inf)
     for head in range(num_heads):
@@ -112,11 +177,12 @@ def attention(
         if options.alibi_slopes:
             logits += options.alibi_slopes[head] * (keys[None, :] - positions[:, None])
         logits = np.where(seen, logits, -np.inf)
-        highest = np.maximum(logits.max(axis=1), options.sinks[head] if options.sinks else -np.inf)
-        weights = np.exp(logits - highest[:, None])
-        total = weights.sum(axis=1)
-        if options.sinks:
-            total += np.exp(options.sinks[head] - highest)
-        output[:, head] = weights @ value[:, head // group] / total[:, None]
-        lse[:, head] = highest + np.log(total)
+        sink = options.sinks[head] if options.sinks else -np.inf
+        rows = seen.any(axis=1)
+        lse[:, head] = sink  # what a row without keys has
+        highest = np.maximum(logits[rows].max(axis=1, initial=-np.inf), sink)
+        weights = np.exp(logits[rows] - highest[:, None])
+        total = weights.sum(axis=1) + np.exp(sink - highest)
+        output[rows, head] = weights @ value[:, head // group] / total[:, None]
+        lse[rows, head] = highest + np.log(total)
     return output, lse

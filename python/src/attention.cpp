@@ -1,16 +1,28 @@
 #include "attention.hpp"
 
-#include "steps.hpp"
+#include <algorithm>
 
 namespace clattn::python {
 
 namespace {
 
-/// Elements of a token's keys, and of its values: with use_mla the latent and the rotary part.
-std::pair<std::int64_t, std::int64_t> key_widths(const AttentionConfig& config) {
-  if (config.use_mla) return {config.output_head_size(), config.rope_dim};
-  const std::int64_t heads = config.num_kv_heads;
-  return {heads * config.head_size, heads * config.output_head_size()};
+/// Rows of an array or list, without making a tensor of it once more. nullopt: device memory, which
+/// does not say where a tensor ends, or nothing.
+std::optional<std::int64_t> rows_of(nb::handle tensor) {
+  if (!tensor.is_valid() || tensor.is_none()) return std::nullopt;
+  if (nb::isinstance<Buffer>(tensor) || nb::isinstance<Tensor>(tensor)) return std::nullopt;
+  if (nb::isinstance<nb::list>(tensor)) return static_cast<std::int64_t>(nb::len(tensor));
+  if (nb::hasattr(tensor, "shape")) return nb::cast<std::int64_t>(tensor.attr("shape")[0]);
+  const HostArray array = host_array(tensor, "tensor");
+  return static_cast<std::int64_t>(array.shape(0));
+}
+
+/// A message of our own where the library could only speak of the buffer's bytes.
+void check_rows(nb::handle tensor, std::int64_t rows, const char* name) {
+  const std::optional<std::int64_t> given = rows_of(tensor);
+  if (!given || *given >= rows) return;
+  throw_invalid(std::string(name) + ": " + std::to_string(*given) + " rows, legal: at least " +
+                std::to_string(rows) + ", those of the step's tokens");
 }
 
 void bind_reports(nb::module_& module) {
@@ -29,7 +41,50 @@ void bind_reports(nb::module_& module) {
       .def_ro("work_group_size", &KernelInfo::work_group_size)
       .def_ro("block_rows", &KernelInfo::block_rows)
       .def_ro("block_kv", &KernelInfo::block_kv)
-      .def_ro("rounds_weights", &KernelInfo::rounds_weights);
+      .def_ro("rounds_probabilities", &KernelInfo::rounds_probabilities)
+      .def_ro("concurrent_groups", &KernelInfo::concurrent_groups)
+      .def_ro("few_rows", &KernelInfo::few_rows);
+  nb::class_<LaunchRecord>(module, "LaunchRecord", "A launch of a forward().")
+      .def_prop_ro("kernel", [](const LaunchRecord& self) { return std::string(self.kernel); })
+      .def_ro("tasks", &LaunchRecord::tasks)
+      .def_ro("work_groups", &LaunchRecord::work_groups)
+      .def_ro("work_group_size", &LaunchRecord::work_group_size)
+      .def_ro("rounds_probabilities", &LaunchRecord::rounds_probabilities)
+      .def_ro("multiplies_fp8", &LaunchRecord::multiplies_fp8)
+      .def_ro("event", &LaunchRecord::event)
+      .def_ro("beside_last", &LaunchRecord::beside_last);
+}
+
+Event forward(const Impl& self, const Queue& queue, nb::handle query, nb::handle output,
+              const KVCache& cache, const AttentionMetadata& metadata, nb::handle key,
+              nb::handle value, nb::handle lse, nb::handle custom_mask, nb::handle output_fp8,
+              nb::handle output_scale, nb::handle launches) {
+  return forward_with(
+      *self.context, queue, self.impl->config(), &metadata,
+      {query, key, value, output, lse, custom_mask, output_fp8, output_scale, launches},
+      [&](const AttentionTensors& tensors, const ForwardOptions& options) {
+        self.impl->forward(queue, tensors, cache, metadata, options);
+      });
+}
+
+Event forward_encoder(const Impl& self, const Queue& queue, nb::handle query, nb::handle key,
+                      nb::handle value, nb::handle output, const AttentionMetadata& metadata,
+                      nb::handle lse, nb::handle custom_mask, nb::handle output_fp8,
+                      nb::handle output_scale, nb::handle launches) {
+  return forward_with(
+      *self.context, queue, self.impl->config(), &metadata,
+      {query, key, value, output, lse, custom_mask, output_fp8, output_scale, launches},
+      [&](const AttentionTensors& tensors, const ForwardOptions& options) {
+        self.impl->forward_encoder(queue, tensors, metadata, options);
+      });
+}
+
+void bind_constants(nb::module_& module) {
+  module.attr("MAX_WORKSPACE_BYTES") = kMaxWorkspaceBytes;
+  module.attr("MOST_DECODE_ROWS") = kMostDecodeRows;
+  nb::list families;
+  for (const KernelFamily family : kKernelFamilies) families.append(std::string(to_string(family)));
+  module.attr("KERNEL_FAMILIES") = nb::tuple(families);
 }
 
 void bind_impl(nb::module_& module) {
@@ -47,61 +102,35 @@ void bind_impl(nb::module_& module) {
           [](const Impl& self, const Queue& queue, nb::handle key, nb::handle value,
              const KVCache& cache, const AttentionMetadata& metadata) {
             const auto& config = self.impl->config();
-            const auto [key_width, value_width] = key_widths(config);
+            const Widths widths = widths_of(config);
             CallTensors tensors(*self.context, queue);
-            const TensorRef keys = tensors.input(key, config.dtype, key_width, "key");
-            const TensorRef values = tensors.input(value, config.dtype, value_width, "value");
-            Event event;
-            without_gil([&] {
-              self.impl->write_kv_cache(queue, keys, values, cache, metadata, &event);
-              tensors.finish();
+            const TensorRef keys = tensors.input(key, config.dtype, widths.key, "key");
+            const TensorRef values = tensors.input(value, config.dtype, widths.value, "value");
+            return tensors.run([&](Event* event) {
+              self.impl->write_kv_cache(queue, keys, values, cache, metadata, event);
             });
-            return event;
           },
           "queue"_a, "key"_a.none(), "value"_a.none(), "cache"_a, "metadata"_a,
           "Stores the step's keys and values [num_actual_tokens, num_kv_heads, head_size] at the\n"
           "metadata's slots.")
-      .def(
-          "forward",
-          [](const Impl& self, const Queue& queue, nb::handle query, nb::handle output,
-             const KVCache& cache, const AttentionMetadata& metadata, nb::handle key,
-             nb::handle value, nb::handle lse, nb::handle custom_mask) {
-            return forward_with(
-                *self.context, queue, self.impl->config(),
-                {query, key, value, output, lse, custom_mask},
-                [&](const AttentionTensors& tensors, const ForwardOptions& options) {
-                  if (tensors.key.buffer == nullptr) {
-                    if (tensors.value.buffer != nullptr)
-                      throw_invalid("value: given without key, legal: both or none");
-                    self.impl->forward(queue, tensors, cache, metadata, options);
-                    return;
-                  }
-                  self.impl->check_forward(queue, tensors, cache, metadata, options);
-                  self.impl->forward_checked(queue, tensors, cache, metadata, options);
-                });
-          },
-          "queue"_a, "query"_a, "output"_a, "cache"_a, "metadata"_a, nb::kw_only(),
-          "key"_a = nb::none(), "value"_a = nb::none(), "lse"_a = nb::none(),
-          "custom_mask"_a = nb::none(),
-          "output[t, h] = attention of query token t over its request's pages, both\n"
-          "[num_actual_tokens, num_heads, head_size]. lse [num_actual_tokens, num_heads], f32:\n"
-          "natural logarithms of the softmax denominators. custom_mask: uint8 or bool\n"
-          "[num_actual_tokens, keys]. key and value, if given, are stored first, as by\n"
-          "write_kv_cache; with host arrays this waits once, where two calls wait twice.")
-      .def(
-          "forward_encoder",
-          [](const Impl& self, const Queue& queue, nb::handle query, nb::handle key,
-             nb::handle value, nb::handle output, const AttentionMetadata& metadata,
-             nb::handle lse) {
-            return forward_with(
-                *self.context, queue, self.impl->config(),
-                {query, key, value, output, lse, nb::none()},
-                [&](const AttentionTensors& tensors, const ForwardOptions& options) {
-                  self.impl->forward_encoder(queue, tensors, metadata, options);
-                });
-          },
-          "queue"_a, "query"_a, "key"_a, "value"_a, "output"_a, "metadata"_a, nb::kw_only(),
-          "lse"_a = nb::none(), "For encoder types: attends to the given keys directly.")
+      .def("forward", &forward, "queue"_a, "query"_a, "output"_a, "cache"_a, "metadata"_a,
+           nb::kw_only(), "key"_a = nb::none(), "value"_a = nb::none(), "lse"_a = nb::none(),
+           "custom_mask"_a = nb::none(), "output_fp8"_a = nb::none(), "output_scale"_a = nb::none(),
+           "launches"_a = nb::none(),
+           "output[t, h] = attention of query token t over its request's pages, both\n"
+           "[num_actual_tokens, num_heads, head_size]. lse [num_actual_tokens, num_heads], f32:\n"
+           "natural logarithms of the softmax denominators. custom_mask: uint8 or bool\n"
+           "[num_actual_tokens, keys]. key and value, if given, are stored first, as by\n"
+           "write_kv_cache; with host arrays this waits once, where two calls wait twice.\n"
+           "output_fp8: uint8 of the output's shape, which gets e4m3 of output / output_scale, a\n"
+           "number or f32 [1]; both are needed where the configuration says output_fp8. launches:\n"
+           "a list that gets a LaunchRecord for each kernel.")
+      .def("forward_encoder", &forward_encoder, "queue"_a, "query"_a, "key"_a, "value"_a,
+           "output"_a, "metadata"_a, nb::kw_only(), "lse"_a = nb::none(),
+           "custom_mask"_a = nb::none(), "output_fp8"_a = nb::none(), "output_scale"_a = nb::none(),
+           "launches"_a = nb::none(),
+           "For encoder types and cross attention without pages: attends to the given keys\n"
+           "directly. Arguments as forward()'s.")
       .def(
           "warm_up",
           [](const Impl& self, const Queue& queue) {
@@ -115,122 +144,61 @@ void bind_impl(nb::module_& module) {
           "Every kernel that was considered, and why it was not chosen.");
 }
 
-void bind_backend(nb::module_& module) {
-  using B = AttentionBackend;
-  nb::class_<B>(module, "AttentionBackend", "A registered backend.")
-      .def_prop_ro("name", [](const B& self) { return std::string(self.name()); })
-      .def(
-          "validate_configuration",
-          [](const B& self, const AttentionConfig& config, const Context* context) {
-            return without_gil([&] {
-              return self.validate_configuration(
-                  config, context == nullptr ? nullptr : &context->capabilities());
-            });
-          },
-          "config"_a, "context"_a.none() = nb::none(),
-          "Why it cannot run this configuration, one sentence each; empty: it can.")
-      .def(
-          "validate_layout",
-          [](const B& self, const std::string& layout, const AttentionConfig& config,
-             const Context& context) {
-            const KVCacheLayout parsed = parse_kv_cache_layout(layout);
-            return without_gil(
-                [&] { return self.validate_layout(parsed, config, &context.capabilities()); });
-          },
-          "layout"_a, "config"_a, "context"_a,
-          "Why caches of this layout do not serve the configuration here; empty: they do.")
-      .def(
-          "preferred_layout",
-          [](const B& self, const Context& context) {
-            return std::string(to_string(self.preferred_layout(context.capabilities())));
-          },
-          "context"_a)
-      .def(
-          "make_impl",
-          [](const B& self, std::shared_ptr<Context> context, const AttentionConfig& config) {
-            return without_gil([&] { return Impl{context, self.make_impl(context, config)}; });
-          },
-          "context"_a, "config"_a, "Chooses and compiles the kernels of a configuration.")
-      .def(
-          "make_builder",
-          [](const B& self, std::shared_ptr<Context> context, const AttentionConfig& config,
-             const BuilderOptions& options) {
-            return without_gil(
-                [&] { return self.make_builder(std::move(context), config, options); });
-          },
-          "context"_a, "config"_a, "options"_a = BuilderOptions());
-}
-
 }  // namespace
 
+Widths widths_of(const AttentionConfig& config) {
+  const std::int64_t heads = config.num_heads, kv_heads = config.num_kv_heads;
+  const std::int64_t output_size = config.output_head_size();
+  Widths widths{.query = heads * config.head_size, .output = heads * output_size};
+  widths.key = config.use_mla ? output_size : kv_heads * config.head_size;
+  widths.value = config.use_mla ? config.rope_dim : kv_heads * output_size;
+  return widths;
+}
+
 Event forward_with(const Context& context, const Queue& queue, const AttentionConfig& config,
-                   const PythonTensors& given,
+                   const AttentionMetadata* metadata, const ForwardArguments& given,
                    const std::function<void(const AttentionTensors&, ForwardOptions)>& call) {
-  const auto [key_width, value_width] = key_widths(config);
-  const std::int64_t query_width = std::int64_t{config.num_heads} * config.head_size;
-  const std::int64_t output_width = std::int64_t{config.num_heads} * config.output_head_size();
+  const Widths widths = widths_of(config);
   CallTensors taken(context, queue);
   AttentionTensors tensors;
-  tensors.query = taken.input(given.query, config.dtype, query_width, "query");
-  tensors.key = taken.input(given.key, config.dtype, key_width, "key");
-  tensors.value = taken.input(given.value, config.dtype, value_width, "value");
-  tensors.output = taken.output(given.output, config.dtype, output_width, "output");
+  tensors.query = taken.input(given.query, config.dtype, widths.query, "query");
+  tensors.key = taken.input(given.key, config.dtype, widths.key, "key");
+  tensors.value = taken.input(given.value, config.dtype, widths.value, "value");
+  tensors.output = taken.output(given.output, config.dtype, widths.output, "output");
   tensors.lse = taken.dense_output(given.lse, DType::kF32, config.num_heads, "lse").buffer;
+  const std::int64_t rows = metadata == nullptr
+                                ? std::min<std::int64_t>(1, rows_of(given.query).value_or(0))
+                                : metadata->num_actual_tokens();
+  check_rows(given.query, rows, "query");
+  check_rows(given.output, rows, "output");
+  check_rows(given.lse, rows, "lse");
+  check_rows(given.output_fp8, rows, "output_fp8");
   ForwardOptions options;
   const TensorRef mask = taken.mask(given.custom_mask);
   options.custom_mask = mask.buffer;
   options.custom_mask_stride = mask.token_stride;
-  Event event;
-  options.event = &event;
-  without_gil([&] {
-    try {
-      call(tensors, options);
-    } catch (...) {
-      taken.finish();  // what was enqueued before reads the arrays
-      throw;
-    }
-    taken.finish();
+  options.output_fp8 =
+      taken.dense_output(given.output_fp8, DType::kFp8E4M3, widths.output, "output_fp8").buffer;
+  options.output_scale = taken.scalar(given.output_scale, "output_scale").handle();
+  options.num_rows = given.num_rows.value_or(rows_of(given.output).value_or(0));
+  std::vector<LaunchRecord> launches;
+  const bool wanted = given.launches.is_valid() && !given.launches.is_none();
+  if (wanted) options.launches = &launches;
+  Event event = taken.run([&](Event* done) {
+    options.event = done;
+    call(tensors, options);
   });
+  if (wanted) {
+    auto records = nb::cast<nb::list>(given.launches);
+    for (const LaunchRecord& launch : launches) records.append(launch);
+  }
   return event;
 }
 
 void bind_attention(nb::module_& module) {
   bind_reports(module);
+  bind_constants(module);
   bind_impl(module);
-  bind_backend(module);
-  module.def(
-      "get_attn_backend",
-      [](const AttentionConfig& config, const Context& context, const std::string& name) {
-        return without_gil([&] {
-          return get_attn_backend(config, &context.capabilities(), name).shared_from_this();
-        });
-      },
-      "config"_a, "context"_a, "name"_a = "",
-      "The backend for a configuration on a device; a name forces one.");
-  module.def(
-      "list_attn_backends",
-      [] {
-        std::vector<std::shared_ptr<const AttentionBackend>> backends;
-        for (const AttentionBackend* backend : without_gil([] { return list_attn_backends(); })) {
-          backends.push_back(backend->shared_from_this());
-        }
-        return backends;
-      },
-      "The registered backends, in priority order.");
-  module.def(
-      "make_kv_cache",
-      [](const Context& context, const Queue& queue, const AttentionBackend& backend,
-         const AttentionConfig& config, std::int64_t num_blocks,
-         std::optional<std::string> layout) {
-        return without_gil([&] {
-          return make_kv_cache(
-              context, queue, backend, config, num_blocks,
-              layout ? std::optional(parse_kv_cache_layout(*layout)) : std::nullopt);
-        });
-      },
-      "context"_a, "queue"_a, "backend"_a, "config"_a, "num_blocks"_a, "layout"_a = nb::none(),
-      "One layer's zeroed cache in device memory; layout is NHD, HND, HDN or the backend's "
-      "choice.");
 }
 
 }  // namespace clattn::python

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -9,6 +12,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <clattn/clattn.hpp>
+#include <clattn/device.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -27,9 +32,23 @@ void bind_config(nb::module_& module);
 void bind_cache(nb::module_& module);
 void bind_steps(nb::module_& module);
 void bind_attention(nb::module_& module);
+void bind_functions(nb::module_& module);
+void bind_backends(nb::module_& module);
+void bind_specs(nb::module_& module);
 void bind_layer(nb::module_& module);
+void bind_groups(nb::module_& module);
+void bind_packed(nb::module_& module);
+void bind_latent(nb::module_& module);
 void bind_cache_ops(nb::module_& module);
+void bind_device_steps(nb::module_& module);
+void bind_cascade(nb::module_& module);
+void bind_graph(nb::module_& module);
 void bind_session(nb::module_& module);
+// host/: what needs no device
+void bind_batches(nb::module_& module);
+void bind_derived_batches(nb::module_& module);
+void bind_block_pool(nb::module_& module);
+void bind_tuning(nb::module_& module);
 
 /// Runs `call` while other Python threads run too. It must touch no Python object.
 template <typename Call>
@@ -45,8 +64,23 @@ inline std::string name_of(nb::handle object) {
   return nb::str(object).c_str();
 }
 
+/// The name of a type in a cache, where the C++ type says std::nullopt for "none".
+inline std::optional<std::string> name_of(std::optional<DType> dtype) {
+  if (!dtype) return std::nullopt;
+  return std::string(to_string(*dtype));
+}
+
+/// A class that is bound already, for further members.
+template <typename T>
+nb::class_<T> bound() {
+  return nb::borrow<nb::class_<T>>(nb::type<T>());
+}
+
 /// Throws InvalidArgument.
 [[noreturn]] void throw_invalid(const std::string& message);
+
+/// Sets an attribute. What its type refuses is InvalidArgument with the field's name.
+void set_field(nb::handle self, nb::handle field, nb::handle value);
 
 /// A struct whose fields are keywords of its constructor: T(field=value, ...).
 template <typename T>
@@ -67,6 +101,11 @@ class Record : public nb::class_<T> {
           }
         },
         nb::sig("def __init__(self, **fields: object) -> None"));
+    this->def(
+        "__setattr__",
+        [](nb::handle self, nb::handle field, nb::handle value) { set_field(self, field, value); },
+        nb::arg(), nb::arg().none(),
+        nb::sig("def __setattr__(self, field: str, value: object, /) -> None"));
   }
 
   /// A field whose enumerators have names in Python.

@@ -1,4 +1,5 @@
 #include <nanobind/ndarray.h>
+#include <clattn/device.hpp>
 
 #include "tensors.hpp"
 
@@ -42,11 +43,16 @@ void bind_buffer(nb::module_& module) {
           "adopt", [](nb::handle buffer) { return Buffer::adopt(handle_of<cl_mem>(buffer)); },
           "buffer"_a, "Retains a pyopencl.Buffer, or the cl_mem at an address.")
       .def_prop_ro("size_bytes", &Buffer::size_bytes)
+      .def("__bool__", [](const Buffer& self) { return static_cast<bool>(self); })
       .def_prop_ro(
           "int_ptr",
           [](const Buffer& self) { return reinterpret_cast<std::uintptr_t>(self.handle()); },
           "The cl_mem's address, as PyOpenCL's from_int_ptr() takes it.");
   nb::class_<Event>(module, "Event", "When a call's work is done; empty if it had none.")
+      .def_prop_ro(
+          "int_ptr",
+          [](const Event& self) { return reinterpret_cast<std::uintptr_t>(self.handle()); },
+          "The cl_event's address, 0 if empty.")
       .def("wait",
            [](const Event& self) {
              if (self) without_gil([&] { self.wait(); });
@@ -72,12 +78,53 @@ void bind_view(nb::module_& module) {
            [](HostView& self, const nb::args&) { without_gil([&] { self = HostView(); }); });
 }
 
+void bind_async(nb::class_<Queue>& queue) {
+  queue
+      .def(
+          "write_async",
+          [](const Queue& self, const Buffer& destination, const HostArray& source,
+             std::size_t offset_bytes) {
+            Event event;
+            self.write_async(destination, bytes_of(source, "source"), offset_bytes, &event);
+            return event;
+          },
+          "destination"_a, "source"_a, "offset_bytes"_a = 0,
+          "write() without waiting: the array must be kept, unchanged, until the event.")
+      .def(
+          "read_async",
+          [](const Queue& self, const Buffer& source, const WritableHostArray& destination,
+             std::size_t offset_bytes) {
+            Event event;
+            self.read_async(source, bytes_of(destination, "destination"), offset_bytes, &event);
+            return event;
+          },
+          "source"_a, "destination"_a, "offset_bytes"_a = 0,
+          "read() without waiting: the array must be kept until the event.")
+      .def(
+          "fill",
+          [](const Queue& self, const Buffer& destination, std::uint32_t pattern,
+             std::size_t offset_bytes, std::optional<std::size_t> size_bytes) {
+            const std::size_t all = destination.size_bytes();
+            const std::size_t rest = all > offset_bytes ? all - offset_bytes : 0;
+            self.fill(destination, pattern, offset_bytes, size_bytes.value_or(rest));
+          },
+          "destination"_a, "pattern"_a = 0, "offset_bytes"_a = 0, "size_bytes"_a = nb::none(),
+          "Fills a range with a 4-byte pattern. Asynchronous.");
+}
+
 void bind_queue(nb::module_& module) {
-  nb::class_<Queue>(module, "Queue", "An in-order command queue.")
-      .def_static(
+  nb::class_<Queue> type(module, "Queue", "An in-order command queue.");
+  bind_async(type);
+  type.def_static(
           "adopt",
           [](nb::handle queue) { return Queue::adopt(handle_of<cl_command_queue>(queue)); },
           "queue"_a, "Retains a pyopencl.CommandQueue, or the cl_command_queue at an address.")
+      .def_prop_ro(
+          "int_ptr",
+          [](const Queue& self) {
+            return reinterpret_cast<std::uintptr_t>(static_cast<cl_command_queue>(self));
+          },
+          "The cl_command_queue's address.")
       .def("flush", &Queue::flush, nb::call_guard<nb::gil_scoped_release>())
       .def("finish", &Queue::finish, nb::call_guard<nb::gil_scoped_release>(),
            "Waits for everything enqueued so far.")
@@ -137,6 +184,10 @@ void bind_context(nb::module_& module) {
           },
           "context"_a, "device"_a,
           "Retains a pyopencl.Context (or an address); the device must belong to it.")
+      .def_prop_ro(
+          "int_ptr",
+          [](const Context& self) { return reinterpret_cast<std::uintptr_t>(self.handle()); },
+          "The cl_context's address.")
       .def_prop_ro("capabilities", &Context::capabilities, nb::rv_policy::reference_internal)
       .def("build_failures", &Context::build_failures,
            "Kernels that the driver failed to build so far, each with its reason.")

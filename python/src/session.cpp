@@ -1,36 +1,36 @@
+#include <clattn/block_pool.hpp>
+#include <clattn/explain.hpp>
 #include <clattn/session.hpp>
 
-#include "attention.hpp"
+#include "layer.hpp"
 
 namespace clattn::python {
 
 namespace {
 
-/// Views one of a Step's lists, which keeps it.
-using StepList = nb::ndarray<nb::numpy, const std::int32_t, nb::ndim<1>>;
-template <std::vector<std::int32_t> Step::*list>
-StepList list_of(const Step& step) {
-  const std::vector<std::int32_t>& values = step.*list;
-  return StepList(values.data(), {values.size()}, nb::find(step));
-}
-
 void bind_step(nb::module_& module) {
   nb::class_<Step>(module, "Step", "The rows of a step, request after request; int32 arrays.")
-      .def_prop_ro("token_ids", &list_of<&Step::token_ids>,
+      .def_prop_ro("token_ids", &view_of<&Step::token_ids>,
                    "[rows]: whose query, key and value to compute.")
-      .def_prop_ro("positions", &list_of<&Step::positions>, "[rows], in their request.")
-      .def_prop_ro("query_start_loc", &list_of<&Step::query_start_loc>,
+      .def_prop_ro("positions", &view_of<&Step::positions>, "[rows], in their request.")
+      .def_prop_ro("query_start_loc", &view_of<&Step::query_start_loc>,
                    "[requests + 1]: a request's first row.")
-      .def_prop_ro("seq_lens", &list_of<&Step::seq_lens>,
+      .def_prop_ro("seq_lens", &view_of<&Step::seq_lens>,
                    "[requests]: tokens computed after the step.")
       .def_prop_ro("num_tokens", &Step::num_tokens)
+      .def_prop_ro(
+          "metadata", [](const Step& self) { return self.metadata; },
+          nb::rv_policy::reference_internal,
+          "What attend() uses, for reports; valid until the session's next step().")
       .def("last_row", &Step::last_row, "request"_a,
            "The row of the last token of the step's request of this index.");
   Record<StepRequest>(module, "StepRequest", "A request's part of a step.")
       .def_rw("id", &StepRequest::id)
       .def_rw("new_tokens", &StepRequest::new_tokens, "Token ids that join the request's.")
       .def_rw("max_tokens", &StepRequest::max_tokens,
-              "Compute this many of its tokens at most; the others are for later steps.");
+              "Compute this many of its tokens at most; the others are for later steps.")
+      .def_rw("compute_every_row", &StepRequest::compute_every_row,
+              "Also the rows of tokens that published blocks hold.");
 }
 
 using Progress = std::optional<nb::callable>;
@@ -47,7 +47,8 @@ std::function<void(std::int32_t, std::int32_t)> telling(const Progress& progress
 Session make_session(std::shared_ptr<Context> context, std::vector<AttentionOptions> layers,
                      std::int64_t num_blocks, std::size_t cache_bytes, bool prefix_caching,
                      const std::optional<std::string>& layout, const BuilderOptions& builder,
-                     const std::optional<Queue>& queue, const Progress& progress) {
+                     const std::optional<Queue>& queue, const Progress& progress,
+                     bool explicit_commit) {
   SessionConfig config;
   config.layers = std::move(layers);
   config.num_blocks = num_blocks;
@@ -56,6 +57,7 @@ Session make_session(std::shared_ptr<Context> context, std::vector<AttentionOpti
   if (layout) config.layout = parse_kv_cache_layout(*layout);
   config.builder = builder;
   config.progress = telling(progress);
+  config.explicit_commit = explicit_commit;
   return Session(std::move(context), queue.value_or(Queue()), std::move(config));
 }
 
@@ -67,9 +69,13 @@ void bind_requests(nb::class_<Session>& session) {
   session
       .def(
           "add",
-          [](Session& self, const std::vector<std::int32_t>& prompt) { return self.add(prompt); },
-          "prompt"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "A request with the token ids of its prompt; gives its number.")
+          [](Session& self, nb::handle prompt, std::uint64_t cache_salt) {
+            const Int32s tokens = numbers<std::int32_t>(prompt, "prompt");
+            return without_gil([&] { return self.add(span_of(tokens), cache_salt); });
+          },
+          "prompt"_a, "cache_salt"_a = 0,
+          "A request with the token ids of its prompt; gives its number. Requests share blocks\n"
+          "with those of the same cache_salt alone: give one to each image or LoRA adapter.")
       .def("fork", &Session::fork, "id"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Another request with the same tokens and, so far, the same blocks.")
       .def("evict", &Session::evict, "id"_a, nb::call_guard<nb::gil_scoped_release>(),
@@ -90,6 +96,10 @@ void bind_requests(nb::class_<Session>& session) {
           },
           "id"_a)
       .def("num_computed_tokens", &Session::num_computed_tokens, "id"_a)
+      .def_prop_ro(
+          "blocks", [](const Session& self) -> const BlockPool& { return self.blocks(); },
+          nb::rv_policy::reference_internal,
+          "The BlockPool: who holds which blocks. To be read; the session changes it.")
       .def_prop_ro("num_blocks", [](const Session& self) { return self.blocks().num_blocks(); })
       .def_prop_ro("num_free_blocks", [](const Session& self) { return self.blocks().num_free(); });
 }
@@ -101,23 +111,31 @@ void bind_steps_of(nb::class_<Session>& session) {
           [](Session& self, const std::vector<StepRequest>& requests) {
             return without_gil([&]() -> Step { return self.step(requests); });
           },
-          "requests"_a,
+          "requests"_a, nb::keep_alive<0, 1>(),
           "Begins a step: adds the new tokens, finds blocks, uploads the metadata. Raises\n"
           "OutOfBlocks if too few blocks are free.")
       .def(
           "attend",
           [](Session& self, std::int32_t layer, nb::handle query, nb::handle key, nb::handle value,
-             nb::handle output, nb::handle lse) {
+             nb::handle output, nb::handle lse, nb::handle custom_mask, nb::handle output_fp8,
+             nb::handle output_scale, nb::handle launches, std::optional<std::int64_t> num_rows) {
             return forward_with(
-                *self.context(), self.queue(), self.layer(layer).config(),
-                {query, key, value, output, lse, nb::none()},
+                *self.context(), self.queue(), self.layer(layer).config(), nullptr,
+                {query, key, value, output, lse, custom_mask, output_fp8, output_scale, launches,
+                 num_rows},
                 [&](const AttentionTensors& tensors, const ForwardOptions& options) {
                   self.attend(layer, tensors, options);
                 });
           },
-          "layer"_a, "query"_a, "key"_a, "value"_a, "output"_a, nb::kw_only(), "lse"_a = nb::none(),
+          "layer"_a, "query"_a, "key"_a.none(), "value"_a.none(), "output"_a, nb::kw_only(),
+          "lse"_a = nb::none(), "custom_mask"_a = nb::none(), "output_fp8"_a = nb::none(),
+          "output_scale"_a = nb::none(), "launches"_a = nb::none(), "num_rows"_a = nb::none(),
           "Stores the rows' keys and values and attends; each layer once a step. Tensors\n"
-          "[rows, heads, head_size], as AttentionImpl takes them.");
+          "[rows, heads, head_size]; all arguments as Attention.forward() takes them. key and "
+          "value\n"
+          "are None for layers that share another's cache.")
+      .def("commit", &Session::commit, nb::call_guard<nb::gil_scoped_release>(),
+           "With explicit_commit: the step, whose layers have all been attended, counts.");
 }
 
 }  // namespace
@@ -133,19 +151,42 @@ void bind_session(nb::module_& module) {
                        const std::vector<AttentionOptions>& layers, std::int64_t num_blocks,
                        std::size_t cache_bytes, bool prefix_caching,
                        const std::optional<std::string>& layout, const BuilderOptions& builder,
-                       const std::optional<Queue>& queue, const Progress& progress) {
+                       const std::optional<Queue>& queue, const Progress& progress,
+                       bool explicit_commit) {
              return without_gil([&] {
-               return std::unique_ptr<Session>(
-                   new Session(make_session(context, layers, num_blocks, cache_bytes,
-                                            prefix_caching, layout, builder, queue, progress)));
+               return std::unique_ptr<Session>(new Session(
+                   make_session(context, layers, num_blocks, cache_bytes, prefix_caching, layout,
+                                builder, queue, progress, explicit_commit)));
              });
            }),
            "context"_a, "layers"_a, nb::kw_only(), "num_blocks"_a = 0, "cache_bytes"_a = 0,
            "prefix_caching"_a = true, "layout"_a = nb::none(), "builder"_a = BuilderOptions(),
-           "queue"_a = nb::none(), "progress"_a = nb::none(),
+           "queue"_a = nb::none(), "progress"_a = nb::none(), "explicit_commit"_a = false,
            "layers: AttentionOptions, one a layer. Caches have num_blocks, or what cache_bytes\n"
-           "hold. Calls progress(done, total) while the layers are made, which compiles.")
+           "hold. Calls progress(done, total) while the layers are made, which compiles. With\n"
+           "explicit_commit a step counts when commit() says so.")
       .def_prop_ro("num_layers", &Session::num_layers)
+      .def_prop_ro("context", [](const Session& self) { return self.context(); })
+      .def(
+          "layer",
+          [](const Session& self, std::int32_t index) {
+            return std::make_unique<Layer>(self.context(), self.layer(index));
+          },
+          "index"_a, nb::keep_alive<0, 1>(),
+          "The Attention of a layer, to load scales, for reports, or to read its cache.")
+      .def(
+          "load_kv_scales",
+          [](const Session& self, std::int32_t layer, std::optional<float> k_scale,
+             std::optional<float> v_scale, std::optional<float> q_scale,
+             std::optional<float> prob_scale, bool fnuz) {
+            return without_gil([&] {
+              return self.layer(layer).load_kv_scales(
+                  loaded_scales(k_scale, v_scale, q_scale, prob_scale, fnuz));
+            });
+          },
+          "layer"_a, "k_scale"_a = nb::none(), "v_scale"_a = nb::none(), "q_scale"_a = nb::none(),
+          "prob_scale"_a = nb::none(), "fnuz"_a = false,
+          "Attention.load_kv_scales() of a layer; returns warnings.")
       .def_prop_ro("queue", &Session::queue, nb::rv_policy::reference_internal)
       .def("warm_up", &warm_up, "progress"_a = nb::none(),
            "Compiles what a first request would wait for; calls progress(done, total).")

@@ -1,48 +1,144 @@
 #include "steps.hpp"
 
+#include <clattn/explain.hpp>
+
 namespace clattn::python {
 
 namespace {
 
-std::span<const std::int32_t> span_of(const std::optional<Int32s>& array) {
-  return array ? std::span(array->data(), array->size()) : std::span<const std::int32_t>();
+void make_batch(Batch* self, nb::handle query_start_loc, nb::handle seq_lens, nb::handle table,
+                nb::handle slots, nb::handle key_start_loc, nb::handle num_computed_tokens,
+                std::optional<bool> causal, nb::handle direction, nb::handle span_start_loc,
+                nb::handle spans, nb::handle first_keys, nb::handle tree_start_loc,
+                nb::handle tree_parents, std::int32_t max_query_len, std::int32_t max_seq_len,
+                std::int32_t graph_pad_size, std::optional<std::int32_t> num_actual_tokens) {
+  Batch batch;
+  CommonAttentionMetadata& common = batch.common;
+  common.query_start_loc = batch.keep(numbers<std::int32_t>(query_start_loc, "query_start_loc"));
+  common.seq_lens = batch.keep(numbers<std::int32_t>(seq_lens, "seq_lens"));
+  if (common.query_start_loc.size() != common.seq_lens.size() + 1) {
+    throw_invalid("query_start_loc: " + std::to_string(common.query_start_loc.size()) +
+                  " values, legal: one more than the requests of seq_lens, " +
+                  std::to_string(common.seq_lens.size() + 1));
+  }
+  common.num_reqs = static_cast<std::int32_t>(common.seq_lens.size());
+  common.num_actual_tokens = num_actual_tokens.value_or(common.query_start_loc.back());
+  if (const auto pages = optional_numbers<std::int32_t, 2>(table, "block_table")) {
+    if (pages->shape(0) < common.seq_lens.size()) {
+      throw_invalid("block_table: " + std::to_string(pages->shape(0)) +
+                    " rows, legal: at least one a request, " +
+                    std::to_string(common.seq_lens.size()));
+    }
+    common.block_table = batch.keep(*pages);
+    common.block_table_stride = static_cast<std::int64_t>(pages->shape(1));
+  }
+  common.slot_mapping = batch.keep<std::int64_t>(slots, "slot_mapping");
+  common.key_start_loc = batch.keep<std::int32_t>(key_start_loc, "key_start_loc");
+  common.num_computed_tokens = batch.keep<std::int32_t>(num_computed_tokens, "num_computed_tokens");
+  common.causal = causal;
+  batch.keep(
+      RequestLists(direction, span_start_loc, spans, first_keys, tree_start_loc, tree_parents));
+  common.max_query_len = max_query_len;
+  common.max_seq_len = max_seq_len;
+  common.graph_pad_size = graph_pad_size;
+  new (self) Batch(std::move(batch));
+}
+
+/// A block table of C++ as an array of rows.
+template <typename Table>
+auto table_of(const Table& given, nb::handle owner) {
+  const auto columns = static_cast<std::size_t>(given.block_table_stride);
+  const std::size_t rows = columns == 0 ? 0 : given.block_table.size() / columns;
+  return Result<const std::int32_t>(given.block_table.data(), {rows, columns}, owner);
+}
+
+template <auto field>
+auto field_of(const Batch& self) {
+  return view_of_span(self.common.*field, nb::find(self));
 }
 
 void bind_batch(nb::module_& module) {
+  using C = CommonAttentionMetadata;
   nb::class_<Batch>(module, "CommonAttentionMetadata",
                     "One step's batch, once for all layers of a cache group; vLLM's names.")
+      .def("__init__", &make_batch, "query_start_loc"_a, "seq_lens"_a, "block_table"_a = nb::none(),
+           nb::kw_only(), "slot_mapping"_a = nb::none(), "key_start_loc"_a = nb::none(),
+           "num_computed_tokens"_a = nb::none(), "causal"_a = nb::none(),
+           "direction"_a = nb::none(), "span_start_loc"_a = nb::none(), "spans"_a = nb::none(),
+           "first_keys"_a = nb::none(), "tree_start_loc"_a = nb::none(),
+           "tree_parents"_a = nb::none(), "max_query_len"_a = 0, "max_seq_len"_a = 0,
+           "graph_pad_size"_a = 0, "num_actual_tokens"_a = nb::none(),
+           "query_start_loc [num_reqs + 1]: prefix sums of the query lengths. seq_lens\n"
+           "[num_reqs]: tokens in the cache, this step's included. block_table\n"
+           "[num_reqs, pages]. slot_mapping: computed from the block table unless given.\n"
+           "direction [num_reqs], instead of causal: 0 = both ways, 1 = causal, 2 = both ways\n"
+           "with the left window of the first new token (a canvas); of layers with\n"
+           "use_directions.\n"
+           "spans [number, 2]: first position and one past the last of tokens that see one\n"
+           "another, such as an image's; request r has the rows span_start_loc[r] to\n"
+           "span_start_loc[r + 1] - 1; of layers with use_spans. first_keys [num_reqs]: the first\n"
+           "position that holds a key; of layers with use_first_keys. tree_parents [nodes]: the\n"
+           "newest tokens of request r are drafts in a tree, the elements tree_start_loc[r] to\n"
+           "tree_start_loc[r + 1] - 1; each has the number of an earlier one, from 0 in its tree,\n"
+           "or -1 (a root); of layers with use_trees.\n"
+           "Lists, or arrays of integers; those that are int32 (slots: int64) are not copied.")
+      .def_prop_ro("query_start_loc", &field_of<&C::query_start_loc>)
+      .def_prop_ro("seq_lens", &field_of<&C::seq_lens>)
+      .def_prop_ro("num_computed_tokens", &field_of<&C::num_computed_tokens>)
+      .def_prop_ro("slot_mapping", &field_of<&C::slot_mapping>)
+      .def_prop_ro("key_start_loc", &field_of<&C::key_start_loc>)
+      .def_prop_ro("span_start_loc", &field_of<&C::span_start_loc>)
+      .def_prop_ro("first_keys", &field_of<&C::first_keys>)
+      .def_prop_ro("tree_start_loc", &field_of<&C::tree_start_loc>)
+      .def_prop_ro("tree_parents", &field_of<&C::tree_parents>)
+      .def_prop_ro(
+          "direction",
+          [](const Batch& self) {
+            const auto& given = self.common.direction;
+            return Result<const std::uint8_t>(given.data(), {given.size()}, nb::find(self));
+          },
+          "uint8 [num_reqs]: 0 = both ways, 1 = causal, 2 = a canvas; or empty.")
+      .def_prop_ro(
+          "spans",
+          [](const Batch& self) {
+            const auto& given = self.common.spans;
+            return Result<const std::int32_t>(given.data(), {given.size() / 2, 2}, nb::find(self));
+          },
+          "[number, 2]: first position, one past the last.")
+      .def_prop_ro(
+          "block_table", [](const Batch& self) { return table_of(self.common, nb::find(self)); },
+          "[num_reqs, pages]")
+      .def(
+          "is_causal",
+          [](const Batch& self, std::string_view attn_type) {
+            return self.common.is_causal(parse_attention_type(attn_type));
+          },
+          "attn_type"_a = "decoder", "causal, or the default of layers of this type.")
+      .def_prop_ro("num_reqs", [](const Batch& self) { return self.common.num_reqs; })
+      .def_prop_ro("num_actual_tokens",
+                   [](const Batch& self) { return self.common.num_actual_tokens; })
+      .def_prop_ro("max_query_len", [](const Batch& self) { return self.common.max_query_len; })
+      .def_prop_ro("max_seq_len", [](const Batch& self) { return self.common.max_seq_len; })
+      .def_prop_ro("causal", [](const Batch& self) { return self.common.causal; })
+      .def_prop_ro("graph_pad_size", [](const Batch& self) { return self.common.graph_pad_size; });
+  nb::class_<Pages>(module, "GroupPages", "A KV cache group's part of a step.")
       .def(
           "__init__",
-          [](Batch* self, Int32s query_start_loc, Int32s seq_lens, std::optional<BlockTable> table,
-             std::optional<Values<std::int64_t, 1>> slots, std::optional<Int32s> key_start_loc,
-             std::optional<bool> causal, std::int32_t max_query_len, std::int32_t max_seq_len) {
-            if (query_start_loc.size() != seq_lens.size() + 1) {
-              throw_invalid("query_start_loc: " + std::to_string(query_start_loc.size()) +
-                            " values, legal: one more than the requests of seq_lens, " +
-                            std::to_string(seq_lens.size() + 1));
-            }
-            if (table && table->shape(0) < seq_lens.size()) {
-              throw_invalid("block_table: " + std::to_string(table->shape(0)) +
-                            " rows, legal: at least one a request, " +
-                            std::to_string(seq_lens.size()));
-            }
-            new (self) Batch{std::move(query_start_loc), std::move(seq_lens),      std::move(table),
-                             std::move(slots),           std::move(key_start_loc), {}};
-            self->common.causal = causal;
-            self->common.max_query_len = max_query_len;
-            self->common.max_seq_len = max_seq_len;
+          [](Pages* self, nb::handle block_table, nb::handle slot_mapping) {
+            Batch batch;
+            const auto table = numbers<std::int32_t, 2>(block_table, "block_table");
+            const auto stride = static_cast<std::int64_t>(table.shape(1));
+            const GroupPages pages{batch.keep(table), stride,
+                                   batch.keep<std::int64_t>(slot_mapping, "slot_mapping")};
+            new (self) Pages{pages, std::move(batch.arrays)};
           },
-          "query_start_loc"_a, "seq_lens"_a, "block_table"_a = nb::none(), nb::kw_only(),
-          "slot_mapping"_a = nb::none(), "key_start_loc"_a = nb::none(), "causal"_a = nb::none(),
-          "max_query_len"_a = 0, "max_seq_len"_a = 0,
-          "query_start_loc [num_reqs + 1]: prefix sums of the query lengths. seq_lens [num_reqs]:\n"
-          "tokens in the cache, this step's included. block_table [num_reqs, pages]. "
-          "slot_mapping:\n"
-          "computed from the block table unless given. Integer arrays of other types are "
-          "converted.")
-      .def_prop_ro("num_reqs", [](const Batch& self) { return self.seq_lens.size(); })
-      .def_prop_ro("num_actual_tokens",
-                   [](const Batch& self) { return self.view().num_actual_tokens; });
+          "block_table"_a, "slot_mapping"_a = nb::none(),
+          "block_table [num_reqs, pages]; slot_mapping is computed from it unless given.")
+      .def_prop_ro("block_table",
+                   [](const Pages& self) { return table_of(self.pages, nb::find(self)); })
+      .def_prop_ro("slot_mapping", [](const Pages& self) {
+        return view_of_span(self.pages.slot_mapping, nb::find(self));
+      });
 }
 
 void bind_metadata(nb::module_& module) {
@@ -59,6 +155,15 @@ void bind_metadata(nb::module_& module) {
       .def_prop_ro("num_actual_tokens", &M::num_actual_tokens)
       .def_prop_ro("max_query_len", &M::max_query_len)
       .def_prop_ro("max_seq_len", &M::max_seq_len)
+      .def_prop_ro("common_prefix_len", &M::common_prefix_len)
+      .def_prop_ro(
+          "slot_mapping_buffer",
+          [](const M& self) {
+            const cl_mem slots = self.slot_mapping_buffer();
+            return slots == nullptr ? Buffer() : Buffer::adopt(slots);
+          },
+          "The slots on the device, int64 from slot_mapping_offset_bytes on.")
+      .def_prop_ro("slot_mapping_offset_bytes", &M::slot_mapping_offset_bytes)
       .def_prop_ro("slot_mapping", [](const M& self) {
         return std::vector<std::int64_t>(self.slot_mapping().begin(), self.slot_mapping().end());
       });
@@ -67,33 +172,16 @@ void bind_metadata(nb::module_& module) {
       .def_ro("kernel", &PlannedLaunch::kernel)
       .def_ro("items", &PlannedLaunch::items, "Work items; of a merge, query tokens.")
       .def_ro("tasks", &PlannedLaunch::tasks)
+      .def_ro("split_tiles", &PlannedLaunch::split_tiles, "Tiles whose keys are split.")
       .def_ro("splits", &PlannedLaunch::splits)
       .def_ro("concurrent_groups", &PlannedLaunch::concurrent_groups)
-      .def_ro("predicted_us", &PlannedLaunch::predicted_us);
+      .def_ro("predicted_us", &PlannedLaunch::predicted_us)
+      .def_ro("beside_last", &PlannedLaunch::beside_last);
   module.def("planned_launches", &planned_launches, "metadata"_a,
              nb::call_guard<nb::gil_scoped_release>(), "The launches of a step's plan.");
 }
 
-}  // namespace
-
-CommonAttentionMetadata Batch::view() const {
-  CommonAttentionMetadata batch = common;
-  batch.query_start_loc = {query_start_loc.data(), query_start_loc.size()};
-  batch.seq_lens = {seq_lens.data(), seq_lens.size()};
-  batch.num_reqs = static_cast<std::int32_t>(seq_lens.size());
-  batch.num_actual_tokens = batch.query_start_loc.back();
-  batch.key_start_loc = span_of(key_start_loc);
-  if (slot_mapping) batch.slot_mapping = {slot_mapping->data(), slot_mapping->size()};
-  if (block_table) {
-    batch.block_table = {block_table->data(), block_table->size()};
-    batch.block_table_stride = static_cast<std::int64_t>(block_table->shape(1));
-  }
-  return batch;
-}
-
-void bind_steps(nb::module_& module) {
-  bind_batch(module);
-  bind_metadata(module);
+void bind_builder(nb::module_& module) {
   using B = AttentionMetadataBuilder;
   nb::class_<B>(module, "AttentionMetadataBuilder",
                 "Host arithmetic of a step and one upload. For one thread at a time.")
@@ -109,9 +197,52 @@ void bind_steps(nb::module_& module) {
           "queue"_a, "batch"_a, nb::kw_only(), "common_prefix_len"_a = 0, "fast_build"_a = false,
           nb::rv_policy::reference_internal,
           "Checks the batch, plans the work and uploads it. The previous metadata becomes invalid.")
+      .def_prop_ro("supports_update_block_table", &B::supports_update_block_table)
+      .def(
+          "update_block_table",
+          [](B& self, const Queue& queue, const AttentionMetadata& metadata,
+             const Pages& pages) -> const AttentionMetadata& {
+            return without_gil([&]() -> const AttentionMetadata& {
+              return self.update_block_table(queue, metadata, pages.pages);
+            });
+          },
+          "queue"_a, "metadata"_a, "pages"_a, nb::rv_policy::reference_internal,
+          "What build() would make of metadata's batch with other pages: the plan is taken over.")
+      .def(
+          "workspace_bytes",
+          [](const B& self, const Batch& batch) { return self.workspace_bytes(batch.view()); },
+          "batch"_a, "Bytes of partial results that build() would use for this batch.")
+      .def(
+          "can_run_in_graph",
+          [](const B& self, const Batch& batch) { return self.can_run_in_graph(batch.view()); },
+          "batch"_a, "Whether a recorded step of this builder can run the batch.")
+      .def(
+          "reorder_batch",
+          [](const B& self, nb::handle num_scheduled_tokens) {
+            const Int32s scheduled =
+                numbers<std::int32_t>(num_scheduled_tokens, "num_scheduled_tokens");
+            std::vector<std::int32_t> order(scheduled.size());
+            const bool moved = self.reorder_batch(span_of(scheduled), order);
+            return nb::make_tuple(moved, array_of(std::move(order)));
+          },
+          "num_scheduled_tokens"_a,
+          "The order that brings decodes first: whether anything moves, and which old index "
+          "stands\n"
+          "at each new place.")
       .def_prop_ro("decode_threshold", &B::decode_threshold)
-      .def("workspace_bytes",
-           [](const B& self, const Batch& batch) { return self.workspace_bytes(batch.view()); });
+      .def(
+          "warm_up", [](B& self, const Queue& queue) { without_gil([&] { self.warm_up(queue); }); },
+          "queue"_a)
+      .def("set_workspace_buffer", &B::set_workspace_buffer, "workspace"_a,
+           "From the next build() on, partial results go to this AttentionWorkspace.");
+}
+
+}  // namespace
+
+void bind_steps(nb::module_& module) {
+  bind_batch(module);
+  bind_metadata(module);
+  bind_builder(module);
 }
 
 }  // namespace clattn::python

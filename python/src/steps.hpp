@@ -6,19 +6,52 @@
 
 namespace clattn::python {
 
-using Int32s = Values<std::int32_t, 1>;
-using BlockTable = Values<std::int32_t, 2>;
-
-/// A CommonAttentionMetadata with the arrays that it looks at.
+/// A CommonAttentionMetadata with what keeps the arrays that it looks at.
 struct Batch {
-  Int32s query_start_loc;
-  Int32s seq_lens;
-  std::optional<BlockTable> block_table;
-  std::optional<Values<std::int64_t, 1>> slot_mapping;
-  std::optional<Int32s> key_start_loc;
-  CommonAttentionMetadata common;  ///< what is not an array
+  CommonAttentionMetadata common = {};
+  std::vector<HostArray> arrays = {};
+  nb::object made = {};  ///< an object that holds further ones
 
-  CommonAttentionMetadata view() const;
+  const CommonAttentionMetadata& view() const { return common; }
+  /// The array's values, which this keeps.
+  template <typename Array>
+  auto keep(const Array& array) {
+    arrays.push_back(HostArray(array));
+    return span_of(array);
+  }
+  void keep(const RequestLists& lists) {
+    lists.give(common);
+    const auto own = [this](const auto& array) {
+      if (array) arrays.push_back(HostArray(*array));
+    };
+    own(lists.direction);
+    own(lists.span_start_loc);
+    own(lists.spans);
+    own(lists.first_keys);
+    own(lists.tree_start_loc);
+    own(lists.tree_parents);
+  }
+  template <typename T>
+  std::span<const T> keep(nb::handle given, const char* name) {
+    const auto array = optional_numbers<T>(given, name);
+    return array ? keep(*array) : std::span<const T>();
+  }
+};
+
+/// A batch over the arrays of an object of Python, and of slots that the caller gives.
+template <typename Made>
+Batch batch_of(const Made& self, nb::handle slots) {
+  Batch batch;
+  const std::span<const std::int64_t> given = batch.keep<std::int64_t>(slots, "slot_mapping");
+  batch.common = self.metadata(given);
+  batch.made = nb::find(self);
+  return batch;
+}
+
+/// A KV cache group's pages with their arrays.
+struct Pages {
+  GroupPages pages;
+  std::vector<HostArray> arrays;
 };
 
 }  // namespace clattn::python

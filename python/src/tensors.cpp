@@ -57,18 +57,11 @@ std::int64_t row_stride(const HostArray& array, std::int64_t width, const char* 
 
 /// What needs no buffer to be made; nullopt for an array.
 std::optional<TensorRef> on_device(nb::handle tensor) {
-  if (tensor.is_none()) return TensorRef{};
+  if (!tensor.is_valid() || tensor.is_none()) return TensorRef{};
   if (nb::isinstance<Buffer>(tensor)) return TensorRef{nb::cast<const Buffer&>(tensor).handle()};
   if (!nb::isinstance<Tensor>(tensor)) return std::nullopt;
   const auto& rows = nb::cast<const Tensor&>(tensor);
   return TensorRef{rows.buffer.handle(), rows.offset, rows.token_stride};
-}
-
-HostArray host_array(nb::handle tensor, const char* name) {
-  HostArray array;
-  if (nb::try_cast(tensor, array)) return array;
-  throw_invalid(std::string(name) + ": " + nb::type_name(tensor.type()).c_str() +
-                ", legal: an array of the host, a Buffer or a Tensor");
 }
 
 /// For arguments of which the library takes the memory alone.
@@ -80,6 +73,13 @@ TensorRef dense(const TensorRef& rows, std::int64_t width, const char* name) {
 }
 
 }  // namespace
+
+HostArray host_array(nb::handle tensor, const char* name) {
+  HostArray array;
+  if (nb::try_cast(tensor, array)) return array;
+  throw_invalid(std::string(name) + ": " + nb::type_name(tensor.type()).c_str() +
+                ", legal: an array of the host, a Buffer or a Tensor");
+}
 
 void check_dtype(nb::dlpack::dtype type, DType dtype, const char* name) {
   const auto row = std::find_if(kArrayTypes.begin(), kArrayTypes.end(),
@@ -108,24 +108,55 @@ Extent extent_of(const HostArray& array) {
   return {begin, begin + static_cast<std::size_t>(last + 1) * array.itemsize()};
 }
 
-TensorRef CallTensors::share(HostArray array, std::int64_t token_stride, bool written) {
+cl_command_queue& recording_queue() {
+  thread_local cl_command_queue queue = nullptr;
+  return queue;
+}
+
+Buffer CallTensors::share(HostArray array, const char* name, bool written) {
   const Extent extent = extent_of(array);
   if (extent.begin == extent.end) return {};
+  if (recording_queue() == static_cast<cl_command_queue>(queue_)) {
+    throw_invalid(std::string(name) +
+                  ": an array of the host in a step that is recorded, legal: a Buffer or a Tensor");
+  }
   arrays_.push_back(std::move(array));
   shared_.push_back(context_.share({extent.begin, extent.end}));
   if (written) written_.push_back(shared_.back());
-  return {shared_.back().handle(), 0, token_stride};
+  return shared_.back();
+}
+
+std::optional<Buffer> CallTensors::on_device_alone(nb::handle given, const char* name) {
+  if (!given.is_valid() || given.is_none()) return Buffer();
+  if (nb::isinstance<Buffer>(given)) return nb::cast<const Buffer&>(given);
+  if (!nb::isinstance<Tensor>(given)) return std::nullopt;
+  throw_invalid(std::string(name) + ": a Tensor, legal: an array, a list or a Buffer");
+}
+
+HostArray CallTensors::exact_values(nb::handle given, const char* dtype, const char* name) {
+  nb::ndarray<nb::c_contig, nb::device::cpu> array;
+  const std::string wanted = dtype;
+  if (nb::try_cast(given, array, false) && text_of(array.dtype()) == wanted) {
+    return HostArray(array);
+  }
+  throw_invalid(std::string(name) + ": " + nb::type_name(given.type()).c_str() +
+                ", legal: a writable array of " + wanted + " without gaps, or a Buffer");
 }
 
 TensorRef CallTensors::take(nb::handle tensor, DType dtype, std::int64_t width, const char* name,
                             bool written) {
   if (const auto rows = on_device(tensor)) return *rows;
+  if (!written && (nb::isinstance<nb::list>(tensor) || nb::isinstance<nb::tuple>(tensor))) {
+    const nb::object rows = nb::module_::import_("clattn.arrays").attr("rows");
+    return take(rows(tensor, std::string(to_string(dtype)), name), dtype, width, name, false);
+  }
   HostArray array = host_array(tensor, name);
   if (written && !nb::isinstance<WritableHostArray>(tensor))
     throw_invalid(std::string(name) + ": read-only memory, legal: a writable array");
   check_dtype(array.dtype(), dtype, name);
   const std::int64_t stride = row_stride(array, width, name);
-  return share(std::move(array), stride, written);
+  // The buffer of an array without elements is null.
+  return {share(std::move(array), name, written).handle(), 0, stride};
 }
 
 TensorRef CallTensors::input(nb::handle tensor, DType dtype, std::int64_t width, const char* name) {
@@ -149,14 +180,30 @@ TensorRef CallTensors::dense_output(nb::handle tensor, DType dtype, std::int64_t
 
 TensorRef CallTensors::mask(nb::handle tensor) {
   if (const auto rows = on_device(tensor)) return *rows;
-  HostArray array = host_array(tensor, "custom_mask");
+  HostArray array;
+  if (!nb::try_cast(tensor, array))
+    array = HostArray(numbers<std::uint8_t, 2>(tensor, "custom_mask"));
   if (array.ndim() != 2 || array.itemsize() != 1 || array.stride(1) != 1) {
     throw_invalid("custom_mask: shape is " + text_of_shape(array) + " of " +
                   text_of(array.dtype()) + ", legal: rows of uint8 or bool [tokens, keys]");
   }
   const std::int64_t one_row = static_cast<std::int64_t>(array.shape(1));
   const std::int64_t stride = array.shape(0) > 1 ? array.stride(0) : one_row;
-  return share(std::move(array), stride, false);
+  return {share(std::move(array), "custom_mask", false).handle(), 0, stride};
+}
+
+Event CallTensors::run(const std::function<void(Event*)>& call) const {
+  Event event;
+  without_gil([&] {
+    try {
+      call(&event);
+    } catch (...) {
+      finish();
+      throw;
+    }
+    finish();
+  });
+  return event;
 }
 
 void CallTensors::finish() const {

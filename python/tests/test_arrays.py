@@ -90,19 +90,36 @@ def test_cache_in_an_array(context, queue, layer, wrap):
     assert np.isfinite(output).all()
 
 
-def test_layouts_agree(context, queue, layer):
+def test_strides_of_single_heads_and_pages_do_not_matter(context):
     on_cpu(context)
+    array = np.zeros((2, 3, 16, 8, 64), np.float32)
+    key, value = array[0, :, :, :1], array[1, :, :, :1]
+    value = np.lib.stride_tricks.as_strided(value, value.shape, (*value.strides[:2], 8, 4))
+    cache = clattn.KVCache.share(context, key, value, "f32")
+    assert (cache.num_kv_heads, cache.head_stride, cache.token_stride) == (1, 64, 512)
+    one = np.lib.stride_tricks.as_strided(value[:1], (1, 16, 1, 64), (4, 2048, 8, 4))
+    cache = clattn.KVCache.share(context, key[:1], one, "f32")
+    assert (cache.num_blocks, cache.block_stride) == (1, 1024)
+
+
+@pytest.mark.parametrize("wrap", [lambda array: array, DLPackOnly], ids=["numpy", "dlpack"])
+def test_two_allocations_are_refused(context, wrap):
+    key, value = (np.zeros((2, 16, 1, 64), np.float32) for _ in range(2))
+    between = np.zeros(1 << 20, np.uint8)
+    with pytest.raises(
+        clattn.InvalidArgument, match="key, value: two allocations, legal: views of"
+    ):
+        clattn.KVCache.share(context, wrap(key), wrap(value), "f32")
+    assert not between.any()
+    with pytest.raises(clattn.InvalidArgument, match="key: list, legal: a writable array .num_blo"):
+        clattn.KVCache.share(context, [1], value, "f32")
+
+
+def test_lists_of_rows(context, queue, layer):
     query, key, value = given(layer)
-    outputs = []
-    for by_dim in (False, True):
-        array, key_pages, value_pages = paged(layer)
-        if by_dim:  # a page's keys as [dim, token]
-            blocks, heads, _, size, dims = array.shape
-            key_pages = array[:, :, 0].reshape(blocks, heads, dims, size).transpose(0, 3, 1, 2)
-        cache = clattn.KVCache.share(context, key_pages, value_pages, "f32")
-        assert cache.keys_by_dim == by_dim
-        outputs.append(attend(layer, cache, query, key, value, np.empty_like(query)))
-    np.testing.assert_allclose(outputs[0], outputs[1], atol=2e-5)
+    want = attend(layer, layer.cache, query, key, value, np.empty_like(query))
+    lists = (x.tolist() for x in (query, key, value))
+    np.testing.assert_array_equal(attend(layer, layer.cache, *lists, np.empty_like(query)), want)
 
 
 def test_rows_of_a_projection(context, queue, layer):

@@ -24,6 +24,25 @@ def test_copy_blocks(context, queue, cache):
         clattn.copy_blocks(context, queue, [cache], np.array([[0, 99]]))
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_move_tokens(context, queue, cache, on_device):
+    before = checks.stored_pages(queue, cache)
+    # 20 goes where 18 was, after 18 has gone to 17.
+    moves = [np.array([18, 20], np.int64), np.array([17, 18], np.int64), np.array([0, 2], np.int32)]
+    if on_device:
+        buffers = [context.allocate(array.nbytes) for array in moves]
+        for buffer, array in zip(buffers, moves, strict=True):
+            queue.write(buffer, array)
+        moves = buffers
+    clattn.move_tokens(context, queue, [cache], *moves).wait()
+    for old, new in zip(before, checks.stored_pages(queue, cache), strict=True):
+        np.testing.assert_array_equal(new[1, [1, 2]], old[1, [2, 4]])
+        changed = np.argwhere((old != new).any(axis=(2, 3)))
+        assert changed.tolist() == [[1, 1], [1, 2]]
+    with pytest.raises(clattn.InvalidArgument, match=r"src_slots\[0\] is -1"):
+        clattn.move_tokens(context, queue, [cache], [-1], [0], [0, 1])
+
+
 def test_swap_blocks_through_the_host(context, queue, cache):
     before = checks.stored_pages(queue, cache)
     image = np.zeros(cache.buffer.size_bytes, np.uint8)

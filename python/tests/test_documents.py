@@ -1,4 +1,4 @@
-"""The program in docs/python.md, and the commands that it names."""
+"""The programs in docs/python.md and in the README, and the commands that the former names."""
 
 import re
 import subprocess
@@ -7,14 +7,24 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+import clattn
+
+ROOT = Path(__file__).parents[2]
 
 
-def test_programs(capsys):
+@pytest.mark.parametrize(
+    ("page", "output"), [("docs/python.md", "1.0000 0.9937\n"), ("README.md", "True\n")]
+)
+def test_programs(page, output, capsys):
     names = {}
-    for program in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S):
+    for program in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S):
         exec(program, names)
-    assert capsys.readouterr().out == "1.0000 0.9937\n"
+    assert capsys.readouterr().out == output
+
+
+def test_version_is_the_headers():
+    header = (ROOT / "include/clattn/version.h").read_text()
+    assert clattn.__version__ == ".".join(re.findall(r"VERSION_[A-Z]+ (\d+)", header))
 
 
 @pytest.mark.parametrize("command", ["devices", "explain --heads 4 --kv-heads 2 --head-size 64"])

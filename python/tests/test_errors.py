@@ -74,12 +74,34 @@ def test_tensor_errors(context, queue):
         impl.forward(queue, good, np.zeros((1, 8, 32), np.float32), cache, metadata)
     with pytest.raises(clattn.InvalidArgument, match="query: .*gaps"):
         impl.forward(queue, np.zeros((1, 8, 128), np.float32)[:, :, ::2], good, cache, metadata)
-    legal = "query: list, legal: an array of the host, a Buffer or a Tensor"
-    with pytest.raises(clattn.InvalidArgument, match=legal):
-        impl.forward(queue, good.tolist(), good, cache, metadata)
+    legal = "list, legal: an array of the host, a Buffer or a Tensor"
+    with pytest.raises(clattn.InvalidArgument, match="output: " + legal):
+        impl.forward(queue, good, good.tolist(), cache, metadata)
+    with pytest.raises(clattn.InvalidArgument, match="query: list, legal: lists of numbers"):
+        impl.forward(queue, [["a"]], good, cache, metadata)
+    for name, given in (("query", [good[:0], good]), ("output", [good, good[:0]])):
+        text = f"{name}: 0 rows, legal: at least 1, those of the step's tokens"
+        with pytest.raises(clattn.InvalidArgument, match=text):
+            impl.forward(queue, *given, cache, metadata)
     fixed = good.copy()
     fixed.flags.writeable = False
     with pytest.raises(clattn.InvalidArgument, match="output: read-only memory, legal: a writable"):
         impl.forward(queue, good, fixed, cache, metadata)
     with pytest.raises(clattn.InvalidArgument, match="access is 'rw', legal: read, write"):
         queue.map(cache.buffer, "rw")
+
+
+def test_fields_of_another_type():
+    for fields, text in (
+        ({"num_heads": "8"}, "AttentionConfig.num_heads: '8', legal: int"),
+        ({"sinks": 3}, r"AttentionConfig.sinks: 3, legal: .*float"),
+    ):
+        with pytest.raises(clattn.InvalidArgument, match=text):
+            config(**fields)
+    given = config()
+    with pytest.raises(clattn.InvalidArgument, match="AttentionConfig.head_size: None, legal: int"):
+        given.head_size = None
+    with pytest.raises(AttributeError):
+        given.heads = 3
+    assert given.head_size == 64
+    given.scale = None

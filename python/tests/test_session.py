@@ -115,3 +115,31 @@ def test_warm_up_tells_its_progress(session):
     with pytest.raises(ZeroDivisionError):
         session.warm_up(lambda done, total: 1 / 0)
     assert any(candidate.chosen for candidate in session.explain())
+
+
+def test_salts_keep_requests_apart(session):
+    prompt = list(range(40))
+    run(session, {"id": session.add(prompt, cache_salt=1)})
+    assert session.num_computed_tokens(session.add(prompt)) == 0
+    assert session.num_computed_tokens(session.add(np.array(prompt), 2)) == 0
+    assert session.num_computed_tokens(session.add(prompt, 1)) == 32
+    assert session.blocks.num_used == session.num_blocks - session.num_free_blocks
+    with pytest.raises(clattn.InvalidArgument, match="prompt: float64"):
+        session.add([0.5])
+
+
+def test_scales_of_a_session(context):
+    layers = [clattn.AttentionOptions(**OPTIONS, kv_cache_dtype="int8")]
+    session = clattn.Session(context, layers, num_blocks=4)
+    prompt = session.add([1, 2, 3])
+    step = session.step([clattn.StepRequest(id=prompt)])
+    with pytest.raises(clattn.InvalidArgument, match="load_kv_scales"):
+        attend(session, step)
+    assert session.load_kv_scales(0, k_scale=0.03, v_scale=0.03) == []
+    (output,) = attend(session, session.step([clattn.StepRequest(id=prompt)]))
+    value = rows(2, [1], [0], 0, 2)[0].astype(float)
+    np.testing.assert_allclose(output[0], np.repeat(value, 2, axis=0), atol=0.02)
+    layer = session.layer(0)
+    scales = np.empty(3, np.float32)
+    session.queue.read(layer.scales, scales)
+    assert scales[:2] == pytest.approx([0.03, 0.03]) and layer.kv_cache.dtype == "int8"

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <clattn/attn_utils.hpp>
 #include <clattn/cascade.hpp>
+#include <clattn/explain.hpp>
 #include <clattn/graph.hpp>
 #include <utility>
 
 #include "base/error.hpp"
+#include "kernels/choose/attention_kernels.hpp"
 #include "kernels/paged_impl.hpp"
 #include "kv_cache/spec.hpp"
 
@@ -18,12 +20,16 @@ using detail::throw_invalid, detail::throw_invalid_if;
 
 KVCacheSpec spec_of(const AttentionConfig& config) {
   KVCacheSpec spec = detail::page_spec(config);
-  if (config.sliding_window > 0) {
+  const std::int32_t left = detail::window_of(config).left;
+  if (left >= 0) {
     spec.kind = KVCacheKind::kSlidingWindow;
-    spec.sliding_window = config.sliding_window;
+    spec.sliding_window = left < INT32_MAX ? left + 1 : INT32_MAX;
   } else if (config.attention_chunk_size > 0) {
     spec.kind = KVCacheKind::kChunkedLocal;
-    spec.attention_chunk_size = config.attention_chunk_size;
+    // A request keeps the tokens of all chunks that it sees.
+    const std::int64_t chunks = std::int64_t{config.chunk_lookback} + 1;
+    spec.attention_chunk_size = static_cast<std::int32_t>(
+        std::min<std::int64_t>(config.attention_chunk_size * chunks, INT32_MAX));
   }
   return spec;
 }
@@ -35,18 +41,12 @@ Attention& layer_of(const LayerRegistry& layers, const std::string& name) {
 }
 
 void check_member(const Attention& layer, const Attention& first, const KVCacheSpec& spec) {
-  throw_invalid_if(layer.get_attn_backend() != first.get_attn_backend(),
-                   "KVCacheConfig: layer '{}' has backend {}, legal: its group's, {}",
-                   layer.layer_name(), layer.get_attn_backend()->name(),
-                   first.get_attn_backend()->name());
   const AttentionConfig &config = layer.config(), &common = first.config();
   const auto require_same = [&](std::string_view field, const auto& own, const auto& groups) {
     throw_invalid_if(own != groups, "KVCacheConfig: layer '{}' has {} {}, legal: its group's {}",
                      layer.layer_name(), field, own, groups);
   };
-  throw_invalid_if(config.num_heads != common.num_heads,
-                   "KVCacheConfig: layer '{}' has {} query heads, legal: its group's {}",
-                   layer.layer_name(), config.num_heads, common.num_heads);
+  require_same("num_heads", config.num_heads, common.num_heads);
   require_same("dtype", to_string(config.dtype), to_string(common.dtype));
   require_same("attn_type", to_string(config.attn_type), to_string(common.attn_type));
   if (config.use_mla) require_same("rope_dim", config.rope_dim, common.rope_dim);
@@ -73,44 +73,47 @@ std::int32_t largest_tile(const Attention& layer) {
   return rows;
 }
 
-/// Whether the plan of `a` is the likelier one to be run by every layer of a group: the smaller
-/// tile, and of equal ones that of the portable kernels, which leaves no merge to the kernels.
-bool plans_for_more(const Attention* a, const Attention* b) {
-  const auto rank = [](const Attention* layer) {
-    return std::pair(largest_tile(*layer), layer->config().kernel_family != KernelFamily::kGpu);
-  };
-  return rank(a) < rank(b);
-}
-
 /// Widens the configuration that a builder plans for to what another layer of the group sees.
 void widen(AttentionConfig& plan, const AttentionConfig& layer) {
-  const bool unbounded = plan.sliding_window == 0 || layer.sliding_window == 0;
-  plan.sliding_window = unbounded ? 0 : std::max(plan.sliding_window, layer.sliding_window);
+  const auto wider = [](std::int32_t a, std::int32_t b) {
+    return a < 0 || b < 0 ? -1 : std::max(a, b);
+  };
+  const detail::KeyWindow own = detail::window_of(plan), other = detail::window_of(layer);
+  plan.window_left = wider(own.left, other.left);
+  plan.window_right = wider(own.right, other.right);
+  plan.sliding_window = 0;
+  if (plan.window_left >= 0 && plan.window_left == plan.window_right &&
+      plan.window_left < INT32_MAX) {  // as most configurations give it
+    plan.sliding_window = plan.window_left + 1;
+    plan.window_left = plan.window_right = -1;
+  }
   if (plan.attention_chunk_size != layer.attention_chunk_size) plan.attention_chunk_size = 0;
+  const bool chunked = plan.attention_chunk_size > 0;
+  plan.chunk_lookback = chunked ? std::max(plan.chunk_lookback, layer.chunk_lookback) : 0;
 }
 
 /// The configuration that a group's builder plans for: that of a layer, widened to what all see,
 /// whose plan every layer runs. A plan may leave the joining of splits to kernels that another
 /// layer does not have, where its driver spilled them; that layer's plan suits both.
 AttentionConfig shared_plan(std::vector<const Attention*> members, Context& context) {
-  std::ranges::stable_sort(members, plans_for_more);
-  const auto widened = [&](const Attention* candidate) {
-    AttentionConfig plan = candidate->config();
-    for (const Attention* layer : members) widen(plan, layer->config());
-    return plan;
-  };
+  // First the plan that every layer most likely can run: the smaller tile, and of equal ones that
+  // of the portable kernels, which leaves no merge to the kernels.
+  std::ranges::stable_sort(members, {}, [](const Attention* layer) {
+    return std::pair(largest_tile(*layer), layer->config().kernel_family != KernelFamily::kGpu);
+  });
+  std::vector<AttentionConfig> plans;
   for (const Attention* candidate : members) {
-    AttentionConfig plan = widened(candidate);
+    AttentionConfig& plan = plans.emplace_back(candidate->config());
+    for (const Attention* layer : members) widen(plan, layer->config());
     const bool suits = std::ranges::all_of(members, [&](const Attention* layer) {
-      const auto* paged = dynamic_cast<const detail::PagedAttentionImpl*>(&layer->impl());
-      return paged == nullptr || paged->runs_plan_of(context, plan);
+      return detail::runs_plan_of(context, layer->impl(), plan);
     });
     if (suits) return plan;
   }
-  return widened(members.front());
+  return plans.front();
 }
 
-/// The group's layers and, behind them, those that attend to the cache of one of them.
+/// The group's layers and, after them, those that attend to the cache of one of them.
 std::vector<const Attention*> members_of(const KVCacheGroupSpec& group,
                                          const LayerRegistry& layers) {
   std::vector<const Attention*> members;
@@ -127,33 +130,70 @@ std::vector<const Attention*> members_of(const KVCacheGroupSpec& group,
   return members;
 }
 
-AttentionGroup make_group(const KVCacheGroupSpec& wanted, const LayerRegistry& layers,
+/// A group of these layers, which have one backend.
+AttentionGroup make_group(const KVCacheSpec& spec, std::span<const Attention* const> members,
                           const std::shared_ptr<Context>& context, BuilderOptions options) {
   AttentionGroup group;
-  group.spec = wanted.spec;
-  if (wanted.spec.kind == KVCacheKind::kMamba) {
-    group.layer_names = wanted.layer_names;
-    return group;
-  }
-  const auto members = members_of(wanted, layers);
-  if (members.empty()) throw_invalid("KVCacheConfig: a group without layers");
+  group.spec = spec;
   group.backend = members.front()->get_attn_backend();
   for (const Attention* layer : members) {
-    check_member(*layer, *members.front(), wanted.spec);
     if (!validate_cascade_configuration(layer->config()).empty())
       options.disable_cascade_attn = true;  // one plan for all, with a cascade or without
     group.layer_names.push_back(layer->layer_name());
   }
-  group.config = shared_plan(members, *context);
+  group.config = shared_plan({members.begin(), members.end()}, *context);
   group.builder = group.backend->make_builder(context, group.config, options);
   return group;
 }
 
-/// The group's pages as its kernels read them.
-KVCacheSpec kernel_pages(const AttentionGroup& group) {
-  KVCacheSpec spec = group.spec;
-  spec.block_size = group.config.block_size;
-  return spec;
+/// Whether two layers may share a plan: what a plan lists of rows is what one window and one
+/// configuration makes of it.
+bool may_share_plan(const Attention& a, const Attention& b) {
+  const AttentionConfig &one = a.config(), &other = b.config();
+  if (a.get_attn_backend() != b.get_attn_backend() ||
+      detail::lists_of(one) != detail::lists_of(other)) {
+    return false;
+  }
+  return !detail::lists_of(one).any() || detail::window_of(one) == detail::window_of(other);
+}
+
+/// The groups of one KV cache group: one for each backend of its layers, and for each way in which
+/// they look at what a batch says of its requests.
+std::vector<AttentionGroup> make_groups(const KVCacheGroupSpec& wanted, const LayerRegistry& layers,
+                                        const std::shared_ptr<Context>& context,
+                                        const BuilderOptions& options) {
+  std::vector<AttentionGroup> groups;
+  if (wanted.spec.kind == KVCacheKind::kMamba) {
+    groups.emplace_back().layer_names = wanted.layer_names;
+    groups.front().spec = wanted.spec;
+    return groups;
+  }
+  auto members = members_of(wanted, layers);
+  if (members.empty()) throw_invalid("KVCacheConfig: a group without layers");
+  for (const Attention* layer : members) check_member(*layer, *members.front(), wanted.spec);
+  for (auto first = members.begin(); first != members.end();) {
+    const Attention& leader = **first;
+    const auto end = std::stable_partition(first, members.end(), [&](const Attention* layer) {
+      return may_share_plan(*layer, leader);
+    });
+    groups.push_back(make_group(wanted.spec, {first, end}, context, options));
+    first = end;
+  }
+  return groups;
+}
+
+/// Which of the groups a layer of the configuration's group `id` is in.
+std::size_t index_of(std::span<const AttentionGroup> groups, std::size_t id,
+                     const std::string& layer) {
+  const auto found = std::ranges::find_if(groups, [&](const AttentionGroup& group) {
+    return std::cmp_equal(group.kv_cache_group_id, id) &&
+           std::ranges::find(group.layer_names, layer) != group.layer_names.end();
+  });
+  throw_invalid_if(found == groups.end(),
+                   "groups: none holds layer '{}' of the configuration's group {}, legal: those "
+                   "that init_attn_backend() made from it",
+                   layer, id);
+  return static_cast<std::size_t>(found - groups.begin());
 }
 
 /// A tensor's pages must be in one piece where states lie beside the layer's keys and values.
@@ -172,13 +212,6 @@ void require_pages_in_one_piece(const KVCacheTensor& tensor, const StatesByLayer
                      "front of all values; legal: a spec with page_size_padded",
                      name);
   }
-}
-
-/// What was set, else NHD, or what the backend prefers where it does not take that.
-KVCacheLayout usual_layout(const AttentionGroup& group, const DeviceCapabilities& capabilities) {
-  const KVCacheLayout order = AttentionState::get_kv_cache_layout();
-  const bool takes = group.backend->validate_layout(order, group.config, &capabilities).empty();
-  return takes || get_kv_cache_layout() ? order : group.backend->preferred_layout(capabilities);
 }
 
 }  // namespace
@@ -201,9 +234,11 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
   BuilderOptions shared = options;
   if (shared.workspace == nullptr) shared.workspace = std::make_shared<AttentionWorkspace>();
   std::vector<AttentionGroup> groups;
-  groups.reserve(config.groups.size());
-  for (const KVCacheGroupSpec& group : config.groups) {
-    groups.push_back(make_group(group, layers, context, shared));
+  for (std::size_t id = 0; id < config.groups.size(); ++id) {
+    for (AttentionGroup& group : make_groups(config.groups[id], layers, context, shared)) {
+      group.kv_cache_group_id = static_cast<std::int32_t>(id);
+      groups.push_back(std::move(group));
+    }
   }
   return groups;
 }
@@ -229,31 +264,27 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
                                           const Context& context, cl_command_queue queue,
                                           std::optional<KVCacheLayout> layout,
                                           StatesByLayer* states) {
-  throw_invalid_if(groups.size() != config.groups.size(),
-                   "groups: {} given, legal: one for each of the configuration's {}", groups.size(),
-                   config.groups.size());
   std::vector<KVCacheLayout> orders(groups.size());
   for (std::size_t i = 0; i < groups.size(); ++i) {  // before memory is taken
     throw_invalid_if(groups[i].backend == nullptr && states == nullptr,
                      "states: null, legal: where to put the states of '{}'",
                      fmt::join(groups[i].layer_names, "', '"));
-    if (groups[i].backend == nullptr) continue;
-    orders[i] = layout ? *layout : usual_layout(groups[i], context.capabilities());
-    const auto reasons =
-        groups[i].backend->validate_layout(orders[i], groups[i].config, &context.capabilities());
-    detail::throw_unsupported_if(!reasons.empty(), "KVCacheConfig: {}", fmt::join(reasons, "; "));
+    if (groups[i].backend != nullptr)
+      orders[i] = detail::supported_layout(*groups[i].backend, context.capabilities(), layout);
   }
   const std::map<std::string, Buffer> raw = allocate_kv_cache(context, queue, config);
   std::map<std::string, KVCache> caches;
   StatesByLayer views;
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    for (const std::string& name : config.groups[i].layer_names) {
+  for (std::size_t id = 0; id < config.groups.size(); ++id) {
+    for (const std::string& name : config.groups[id].layer_names) {
+      const std::size_t i = index_of(groups, id, name);
       if (groups[i].backend == nullptr) {
         views.emplace(name, view_state_pages(raw.at(name), groups[i].spec));
         continue;
       }
-      caches.emplace(name, reshape_kv_cache(raw.at(name), kernel_pages(groups[i]),
-                                            *groups[i].backend, orders[i]));
+      KVCacheSpec pages = groups[i].spec;
+      pages.block_size = groups[i].config.block_size;  // as the kernels read them
+      caches.emplace(name, reshape_kv_cache(raw.at(name), pages, *groups[i].backend, orders[i]));
     }
   }
   for (const KVCacheTensor& tensor : config.tensors)
@@ -266,19 +297,22 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
 std::map<std::string, const AttentionMetadata*> build_attn_metadata(
     cl_command_queue queue, std::span<const AttentionGroup> groups,
     const CommonAttentionMetadata& common, std::span<const GroupPages> pages) {
-  throw_invalid_if(pages.size() != groups.size(),
-                   "pages: {} given, legal: one for each of the {} groups", pages.size(),
-                   groups.size());
+  std::int32_t wanted = 0;
+  for (const AttentionGroup& group : groups) wanted = std::max(wanted, group.kv_cache_group_id + 1);
+  throw_invalid_if(std::cmp_not_equal(pages.size(), wanted),
+                   "pages: {} given, legal: one for each of the {} KV cache groups", pages.size(),
+                   wanted);
   std::map<std::string, const AttentionMetadata*> metadata;
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    if (groups[i].builder == nullptr) continue;  // states
+  for (const AttentionGroup& group : groups) {
+    if (group.builder == nullptr) continue;  // states
+    const GroupPages& own = pages[static_cast<std::size_t>(group.kv_cache_group_id)];
     CommonAttentionMetadata batch = common;
     batch.max_query_len = 0;  // derived: an upper bound would hide that all requests are decodes
-    batch.block_table = pages[i].block_table;
-    batch.block_table_stride = pages[i].block_table_stride;
-    batch.slot_mapping = pages[i].slot_mapping;
-    const AttentionMetadata& built = groups[i].builder->build(queue, batch);
-    for (const std::string& name : groups[i].layer_names) metadata.emplace(name, &built);
+    batch.block_table = own.block_table;
+    batch.block_table_stride = own.block_table_stride;
+    batch.slot_mapping = own.slot_mapping;
+    const AttentionMetadata& built = group.builder->build(queue, batch);
+    for (const std::string& name : group.layer_names) metadata.emplace(name, &built);
   }
   return metadata;
 }

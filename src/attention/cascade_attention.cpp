@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <clattn/attention_backend.hpp>
 #include <clattn/cascade.hpp>
 #include <limits>
 #include <optional>
@@ -17,9 +18,12 @@
 
 namespace clattn {
 
+struct MultiLevelCascadeAttentionWrapper::Batch : detail::CascadeBatch {};
+struct MultiLevelCascadeAttentionWrapper::Merge : detail::OpKernel {};
+
 namespace {
 
-using detail::throw_invalid, detail::throw_invalid_if;
+using detail::throw_invalid, detail::throw_invalid_if, detail::to_size;
 
 /// The layer for keys that all queries of a sequence see, however many there are of either.
 AttentionConfig cross_config(AttentionConfig config) {
@@ -81,14 +85,13 @@ MultiLevelCascadeAttentionWrapper::MultiLevelCascadeAttentionWrapper(
   batches_.resize(builders_.size());
   metadata_.reserve(builders_.size());
   if (num_levels == 1) return;
-  merge_ =
-      std::make_unique<detail::OpKernel>(detail::merge_kernel(*context, {.dtype = config.dtype}));
+  merge_ = std::make_unique<Merge>(Merge{detail::merge_kernel(*context, {.dtype = config.dtype})});
   const std::size_t rows =
-      detail::checked_mul(static_cast<std::size_t>(limits_.max_num_batched_tokens),
-                          static_cast<std::size_t>(config.num_heads), "rows of a level's output");
-  level_output_ = context->allocate(
-      detail::checked_mul(rows * static_cast<std::size_t>(config.head_size),
-                          element_size_bytes(config.dtype), "bytes of a level's output"));
+      detail::checked_mul(to_size(limits_.max_num_batched_tokens), to_size(config.num_heads),
+                          "rows of a level's output");
+  level_output_ = context->allocate(detail::checked_mul(rows * to_size(config.head_size),
+                                                        element_size_bytes(config.dtype),
+                                                        "bytes of a level's output"));
   level_lse_ = context->allocate(rows * sizeof(float));
   merged_lse_ = context->allocate(rows * sizeof(float));
 }
@@ -201,6 +204,7 @@ const AttentionMetadata& CascadeAttention::build(cl_command_queue queue,
   throw_invalid_if(common_prefix_len == 0,
                    "common_prefix_len is 0, legal: multiples of block_size {}, >= {}", block_size,
                    block_size);
+  detail::refuse_lists("cascade attention", batch);
   if (!batch.is_causal()) throw_invalid("causal is false, legal: true in cascade attention");
   levels_.batches_[0].set_prefix(batch, block_size, common_prefix_len);
   levels_.batches_[1].set_suffix(batch, block_size, common_prefix_len);

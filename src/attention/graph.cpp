@@ -1,3 +1,4 @@
+#include <clattn/attention_backend.hpp>
 #include <clattn/graph.hpp>
 #include <utility>
 
@@ -9,8 +10,14 @@ namespace clattn {
 
 using detail::throw_invalid, detail::throw_invalid_if;
 
-Graph::Graph(std::unique_ptr<detail::Recording> recording) noexcept
-    : recording_(std::move(recording)) {}
+struct Graph::Recording {
+  std::unique_ptr<const detail::Recording> launches;
+};
+struct GraphCapture::Recorder : detail::Recorder {
+  using detail::Recorder::Recorder;
+};
+
+Graph::Graph(std::unique_ptr<Recording> recording) noexcept : recording_(std::move(recording)) {}
 Graph::Graph() noexcept = default;
 Graph::Graph(Graph&&) noexcept = default;
 Graph& Graph::operator=(Graph&&) noexcept = default;
@@ -18,26 +25,26 @@ Graph::~Graph() = default;
 
 void Graph::replay(cl_command_queue queue, Event* event) const {
   if (recording_ == nullptr) throw_invalid("graph: empty, legal: one from GraphCapture");
-  recording_->replay(queue, event);
+  recording_->launches->replay(queue, event);
 }
 
 std::size_t Graph::num_launches() const noexcept {
-  return recording_ == nullptr ? 0 : recording_->num_launches();
+  return recording_ == nullptr ? 0 : recording_->launches->num_launches();
 }
 
 bool Graph::uses_command_buffer() const noexcept {
-  return recording_ != nullptr && recording_->uses_command_buffer();
+  return recording_ != nullptr && recording_->launches->uses_command_buffer();
 }
 
 GraphCapture::GraphCapture(cl_command_queue queue, ReplayMode mode)
-    : recorder_(std::make_unique<detail::Recorder>(queue)), mode_(mode) {}
+    : recorder_(std::make_unique<Recorder>(queue)), mode_(mode) {}
 
 GraphCapture::~GraphCapture() = default;
 
 Graph GraphCapture::end() {
   if (recorder_ == nullptr) throw_invalid("graph capture: ended already");
   const auto recorder = std::exchange(recorder_, nullptr);
-  return Graph(recorder->finish(mode_));
+  return Graph(std::make_unique<Graph::Recording>(Graph::Recording{recorder->finish(mode_)}));
 }
 
 AttentionState::AttentionState(std::shared_ptr<Context> context, const AttentionBackend& backend,
@@ -115,10 +122,6 @@ GraphInputBuffers AttentionState::get_graph_input_buffers(const AttentionMetadat
                    "attn_metadata: of a step that is not recorded; legal: of an AttentionState");
   return {Buffer::adopt(metadata.slot_mapping_buffer()),
           static_cast<std::int64_t>(metadata.slot_mapping().size())};
-}
-
-KVCacheLayout AttentionState::get_kv_cache_layout() {
-  return clattn::get_kv_cache_layout().value_or(KVCacheLayout::kNHD);
 }
 
 ForwardStep AttentionState::begin_forward(cl_command_queue queue,

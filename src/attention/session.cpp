@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <clattn/attn_utils.hpp>
+#include <clattn/block_pool.hpp>
 #include <clattn/cache_ops.hpp>
+#include <clattn/kv_cache_spec.hpp>
 #include <clattn/session.hpp>
 #include <concepts>
 #include <functional>
@@ -12,6 +15,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "kv_cache/spec.hpp"
 #include "metadata/validate.hpp"
 
 namespace clattn {
@@ -24,12 +28,9 @@ std::int32_t to_int(std::integral auto count) {
   return static_cast<std::int32_t>(count);
 }
 
-/// All layers read one block table, whatever their windows: blocks behind a window are kept.
-KVCacheSpec common_spec(const LayerRegistry& layers) {
-  KVCacheSpec spec = get_kv_cache_spec(layers).begin()->second;
-  spec.kind = KVCacheKind::kFull;
-  spec.sliding_window = spec.attention_chunk_size = 0;
-  return spec;
+/// Blocks that hold this many tokens.
+std::size_t num_blocks_of(std::int32_t tokens, const BlockPool& pool) {
+  return to_size(ceil_div(tokens, pool.block_size()));
 }
 
 std::shared_ptr<Context> not_null(std::shared_ptr<Context> context) {
@@ -46,25 +47,24 @@ class Session::Attempt {
   Attempt(const Attempt&) = delete;
   Attempt& operator=(const Attempt&) = delete;
   ~Attempt() {
-    session_.pool_.release(returning_);
+    session_.pool_->release(returning_);
     if (!kept_) session_.give_up_step();
   }
 
   void share(std::span<const std::int32_t> blocks) {
     returning_.reserve(returning_.size() + blocks.size());
-    session_.pool_.share(blocks);
+    session_.pool_->share(blocks);
     returning_.insert(returning_.end(), blocks.begin(), blocks.end());
   }
   std::vector<std::int32_t> allocate(std::size_t count) {
-    const BlockPool& pool = session_.pool_;
-    if (count > to_size(pool.num_free())) {
+    const BlockPool& pool = *session_.pool_;
+    if (count > to_size(pool.num_free()))
       throw Error(ErrorCode::kOutOfBlocks,
                   fmt::format("Session: the step needs {} more blocks, {} of {} are free; evict() "
                               "or finish() a request",
                               count, pool.num_free(), pool.num_blocks()));
-    }
     returning_.reserve(returning_.size() + count);
-    std::vector<std::int32_t> blocks = session_.pool_.allocate(to_int(count));
+    std::vector<std::int32_t> blocks = session_.pool_->allocate(to_int(count));
     returning_.insert(returning_.end(), blocks.begin(), blocks.end());
     return blocks;
   }
@@ -86,9 +86,9 @@ Session::Session(std::shared_ptr<Context> context, Queue queue, SessionConfig co
       queue_(queue == nullptr ? context_->create_queue() : std::move(queue)),
       config_(std::move(config)),
       layers_(make_layers()),
-      spec_(common_spec(registry_)),
       caches_(make_caches()),
-      pool_(to_int(caches_.front().num_blocks), spec_.block_size) {}
+      pool_(std::make_unique<BlockPool>(to_int(caches_.front().num_blocks),
+                                        caches_.front().block_size)) {}
 
 Session::Session(SessionConfig config, std::string_view device)
     : Session(Context::create(device), Queue(), std::move(config)) {}
@@ -108,7 +108,7 @@ std::vector<std::unique_ptr<Attention>> Session::make_layers() {
   tell();
   for (AttentionOptions options : config_.layers) {
     if (options.prefix.empty()) options.prefix = fmt::format("layers.{}", layers.size());
-    if (options.custom_mask) config_.prefix_caching = false;
+    if (options.config.custom_mask) config_.prefix_caching = false;
     layers.push_back(std::make_unique<Attention>(context_, registry_, std::move(options)));
     tell();
   }
@@ -117,55 +117,43 @@ std::vector<std::unique_ptr<Attention>> Session::make_layers() {
 
 /// Makes the group, too.
 std::vector<KVCache> Session::make_caches() {
-  KVCacheConfig config{.num_blocks = count_blocks(), .tensors = {}, .groups = {{{}, spec_}}};
-  for (const auto& [name, spec] : get_kv_cache_spec(registry_)) {
+  const auto specs = get_kv_cache_spec(registry_);
+  // All layers read one block table, whatever their windows: blocks that have left one are kept.
+  const KVCacheSpec common = detail::whole_spec(specs.begin()->second);
+  const std::size_t page_bytes = common.page_size_bytes();
+  const std::size_t block_bytes = detail::checked_mul(specs.size(), page_bytes, "bytes of a block");
+  const std::int64_t num_blocks = config_.num_blocks == 0
+                                      ? static_cast<std::int64_t>(config_.cache_bytes / block_bytes)
+                                      : config_.num_blocks;
+  throw_invalid_if(num_blocks < 1 || num_blocks > BlockPool::kMaxBlocks,
+                   "Session: num_blocks is {} and cache_bytes {}, legal: 1 to {} blocks; a block "
+                   "takes {} bytes over all layers",
+                   config_.num_blocks, config_.cache_bytes, BlockPool::kMaxBlocks, block_bytes);
+  KVCacheConfig config{.num_blocks = num_blocks, .tensors = {}, .groups = {{{}, common}}};
+  for (const auto& [name, spec] : specs) {
     config.groups[0].layer_names.push_back(name);
-    config.tensors.push_back({to_size(config.num_blocks) * spec_.page_size_bytes(), {name}});
+    config.tensors.push_back({to_size(num_blocks) * page_bytes, {name}});
   }
   BuilderOptions options = config_.builder;
   options.limits.num_blocks = config.num_blocks;
   groups_ = init_attn_backend(config, registry_, context_, options);
+  throw_invalid_if(groups_.size() > 1, "Session: layers have backends {} and {}, legal: one",
+                   groups_[0].backend->name(), groups_.back().backend->name());
   std::vector<KVCache> caches;
   for (const KVCache* cache :
-       init_kv_cache(config, registry_, groups_, *context_, queue_, choose_layout())) {
+       init_kv_cache(config, registry_, groups_, *context_, queue_, config_.layout)) {
     caches.push_back(*cache);
   }
   return caches;
 }
 
-std::int32_t Session::count_blocks() const {
-  const std::size_t block_bytes = detail::checked_mul(get_kv_cache_spec(registry_).size(),
-                                                      spec_.page_size_bytes(), "bytes of a block");
-  const auto fitting = static_cast<std::int64_t>(config_.cache_bytes / block_bytes);
-  const std::int64_t blocks = config_.num_blocks == 0 ? fitting : config_.num_blocks;
-  throw_invalid_if(blocks < 1 || blocks > BlockPool::kMaxBlocks,
-                   "Session: num_blocks is {} and cache_bytes {}, legal: 1 to {} blocks; a block "
-                   "takes {} bytes over all layers",
-                   config_.num_blocks, config_.cache_bytes, BlockPool::kMaxBlocks, block_bytes);
-  return static_cast<std::int32_t>(blocks);
-}
-
-/// What is wanted, else the fastest one that all layers' kernels take.
-std::optional<KVCacheLayout> Session::choose_layout() const {
-  const std::optional<KVCacheLayout> wanted =
-      config_.layout ? config_.layout : get_kv_cache_layout();
-  if (wanted) return wanted;
-  const AttentionBackend& backend = *groups_[0].backend;
-  const KVCacheLayout fastest = backend.preferred_layout(context_->capabilities());
-  const bool fits = std::ranges::all_of(registry_.layers(), [&](const Attention* layer) {
-    return backend.validate_layout(fastest, layer->config(), &context_->capabilities()).empty();
-  });
-  return fits ? std::optional(fastest) : std::nullopt;
-}
-
 Attention& Session::layer(std::int32_t index) const {
-  throw_invalid_if(index < 0 || index >= num_layers(), "Session: layer is {}, legal: 0 … {}", index,
-                   num_layers() - 1);
+  detail::check_between("Session: layer", index, 0, num_layers() - 1);
   return *layers_[to_size(index)];
 }
 
 void Session::warm_up(const std::function<void(std::int32_t, std::int32_t)>& progress) {
-  if (next_id_ == 0 && pool_.num_blocks() > 1)  // no block holds anything yet
+  if (next_id_ == 0 && pool_->num_blocks() > 1)  // no block holds anything yet
     copy_blocks(*context_, queue_, caches_, std::array{BlockPair{0, 1}});
   for (std::int32_t done = 0; done < num_layers(); ++done) {
     if (progress) progress(done, num_layers());
@@ -187,7 +175,7 @@ const Session::Request& Session::request(RequestId id) const {
 /// The request holds its blocks from here on, which are held or found already.
 RequestId Session::insert(Request request) {
   const auto place = requests_.emplace_hint(requests_.end(), next_id_, std::move(request));
-  pool_.share(place->second.blocks);
+  pool_->share(place->second.blocks);
   return next_id_++;
 }
 
@@ -195,19 +183,19 @@ RequestId Session::add(std::span<const std::int32_t> prompt, std::uint64_t cache
   throw_invalid_if(prompt.empty(), "Session: the prompt has 0 tokens, legal: at least 1");
   Request request{.tokens = {prompt.begin(), prompt.end()}, .cache_salt = cache_salt};
   if (config_.prefix_caching)
-    request.blocks = pool_.find_prefix(prompt.first(prompt.size() - 1), cache_salt);
-  request.num_computed = to_int(request.blocks.size()) * pool_.block_size();
+    request.blocks = pool_->find_prefix(prompt.first(prompt.size() - 1), cache_salt);
+  request.num_computed = to_int(request.blocks.size()) * pool_->block_size();
   return insert(std::move(request));
 }
 
 RequestId Session::fork(RequestId id) {
   Request copy = request(id);
-  copy.blocks.resize(to_size(ceil_div(copy.num_computed, pool_.block_size())));
+  copy.blocks.resize(num_blocks_of(copy.num_computed, *pool_));
   return insert(std::move(copy));
 }
 
 void Session::evict(RequestId id) {
-  pool_.release(request(id).blocks);
+  pool_->release(request(id).blocks);
   requests_[id].blocks.clear();
   requests_[id].num_computed = 0;
   for (Advance& entry : advancing_)
@@ -239,9 +227,10 @@ std::vector<Session::Scheduled> Session::schedule(std::span<const StepRequest> r
     advancing_.push_back({wanted.id, now.tokens.size(), 0});
     auto& tokens = part.request->tokens;
     tokens.insert(tokens.end(), wanted.new_tokens.begin(), wanted.new_tokens.end());
-    share_known(part, attempt);
-    part.num_new = std::min(wanted.max_tokens, to_int(tokens.size()) - part.num_computed);
-    advancing_.back().num_computed_after = part.num_computed + part.num_new;
+    if (!wanted.compute_every_row) share_known(part, attempt);
+    part.end =
+        part.num_computed + std::min(wanted.max_tokens, to_int(tokens.size()) - part.num_computed);
+    advancing_.back().num_computed_after = part.end;
   }
   return scheduled;
 }
@@ -251,16 +240,16 @@ std::vector<Session::Scheduled> Session::schedule(std::span<const StepRequest> r
 void Session::share_known(Scheduled& part, Attempt& attempt) const {
   const auto tokens = std::span(part.request->tokens).first(part.request->tokens.size() - 1);
   const std::size_t held = part.blocks.size();
-  const std::size_t block_size = to_size(pool_.block_size());
+  const std::size_t block_size = to_size(pool_->block_size());
   if (!config_.prefix_caching || to_size(part.num_computed) != held * block_size ||
       tokens.size() / block_size <= held) {
     return;
   }
-  const std::vector<std::int32_t> known = pool_.find_prefix(tokens, part.request->cache_salt);
+  const std::vector<std::int32_t> known = pool_->find_prefix(tokens, part.request->cache_salt);
   if (known.size() <= held) return;
   attempt.share(std::span(known).subspan(held));
   part.blocks.insert(part.blocks.end(), known.begin() + to_int(held), known.end());
-  part.num_computed = to_int(part.blocks.size()) * pool_.block_size();
+  part.num_computed = to_int(part.blocks.size()) * pool_->block_size();
 }
 
 /// Fills in step_ but for its metadata, and checks it: a step that is too large is refused before
@@ -268,13 +257,12 @@ void Session::share_known(Scheduled& part, Attempt& attempt) const {
 void Session::list_rows(std::span<const Scheduled> scheduled) {
   step_ = {.query_start_loc = {0}};
   for (const Scheduled& part : scheduled) {
-    const std::int32_t end = part.num_computed + part.num_new;
-    for (std::int32_t i = part.num_computed; i < end; ++i) {
+    for (std::int32_t i = part.num_computed; i < part.end; ++i) {
       step_.token_ids.push_back(part.request->tokens[to_size(i)]);
       step_.positions.push_back(i);
     }
     step_.query_start_loc.push_back(step_.num_tokens());
-    step_.seq_lens.push_back(end);
+    step_.seq_lens.push_back(part.end);
   }
   const auto batch = CommonAttentionMetadata::of(step_.query_start_loc, step_.seq_lens, {});
   detail::validate_limits(batch, {.max_seq_len = detail::validate_sequences(batch)},
@@ -286,18 +274,16 @@ void Session::list_rows(std::span<const Scheduled> scheduled) {
 /// stored.
 std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled,
                                             Attempt& attempt) const {
-  const std::int32_t block_size = pool_.block_size();
-  const auto end_of = [&](const Scheduled& part) {
-    return to_size(ceil_div(part.num_computed + part.num_new, block_size));
-  };
+  const std::int32_t block_size = pool_->block_size();
   std::unordered_map<std::int32_t, std::int32_t> leaving;  // holders that get a copy, by block
   std::vector<std::int32_t*> replaced;
   std::size_t missing = 0;
   for (Scheduled& part : scheduled) {
-    missing += end_of(part) - part.blocks.size();
+    missing += num_blocks_of(part.end, *pool_) - part.blocks.size();
     if (part.num_computed % block_size == 0) continue;
     std::int32_t& block = part.blocks[to_size(part.num_computed / block_size)];
-    if (pool_.reference_count(block) - leaving[block] == 1 && !pool_.is_published(block)) continue;
+    if (pool_->reference_count(block) - leaving[block] == 1 && !pool_->is_published(block))
+      continue;
     ++leaving[block];
     attempt.replace(block);
     replaced.push_back(&block);
@@ -310,7 +296,7 @@ std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled,
     *block = *next++;
   }
   for (Scheduled& part : scheduled) {
-    while (part.blocks.size() < end_of(part)) part.blocks.push_back(*next++);
+    while (part.blocks.size() < num_blocks_of(part.end, *pool_)) part.blocks.push_back(*next++);
   }
   return copies;
 }
@@ -370,7 +356,18 @@ void Session::attend(std::int32_t index, const AttentionTensors& tensors,
   check_turn(index, tensors);
   layer(index).forward(queue_, tensors, step_.metadata, options);
   attended_[to_size(index)] = true;
-  if (std::ranges::find(attended_, false) == attended_.end()) complete_step();
+  if (!config_.explicit_commit && std::ranges::find(attended_, false) == attended_.end())
+    complete_step();
+}
+
+void Session::commit() {
+  throw_invalid_if(!config_.explicit_commit,
+                   "commit: explicit_commit is false, legal: a session made with it");
+  const auto left = std::ranges::count(attended_, false);
+  throw_invalid_if(attended_.empty() || left > 0,
+                   "commit: {} of {} layers have been attended, legal: all of them, once a step",
+                   std::ssize(attended_) - left, layers_.size());
+  complete_step();
 }
 
 void Session::complete_step() {
@@ -378,8 +375,8 @@ void Session::complete_step() {
     Request& request = requests_[entry.id];
     request.num_computed = entry.num_computed_after;
     if (!config_.prefix_caching) continue;
-    pool_.publish(std::span(request.tokens).first(to_size(request.num_computed)), request.blocks,
-                  request.cache_salt);
+    pool_->publish(std::span(request.tokens).first(to_size(request.num_computed)), request.blocks,
+                   request.cache_salt);
   }
   advancing_.clear();
   attended_.clear();
@@ -390,8 +387,8 @@ void Session::give_up_step() {
   for (const Advance& entry : advancing_) {
     Request& request = requests_[entry.id];
     request.tokens.resize(entry.num_tokens_before);
-    const std::size_t held = to_size(ceil_div(request.num_computed, pool_.block_size()));
-    pool_.release(std::span(request.blocks).subspan(held));
+    const std::size_t held = num_blocks_of(request.num_computed, *pool_);
+    pool_->release(std::span(request.blocks).subspan(held));
     request.blocks.resize(held);
   }
   advancing_.clear();

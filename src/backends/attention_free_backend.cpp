@@ -1,4 +1,6 @@
 #include "backends/registry.hpp"
+
+#include <clattn/device.hpp>
 #include "base/error.hpp"
 
 namespace clattn::detail {
@@ -7,9 +9,10 @@ namespace {
 
 /// What a model without attention layers is given where a backend is asked for: it has a name, and
 /// refuses everything that would need attention.
-class AttentionFreeBackend final : public AttentionBackend {
+class AttentionFreeBackend final : public DescribedBackend {
  public:
-  std::string_view name() const noexcept override { return kNoAttention; }
+  AttentionFreeBackend() : DescribedBackend({.name = kNoAttention}) {}
+
   std::vector<std::string> validate_configuration(const AttentionConfig& config,
                                                   const DeviceCapabilities*) const override {
     if (config.is_attention_free) return {};
@@ -22,11 +25,6 @@ class AttentionFreeBackend final : public AttentionBackend {
   }
   std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout) const override {
     refuse("KV cache");
-  }
-  std::int32_t kv_dimension() const noexcept override { return 0; }
-  std::span<const KVCacheLayout> supported_layouts() const noexcept override { return {}; }
-  KVCacheLayout preferred_layout(const DeviceCapabilities&) const noexcept override {
-    return KVCacheLayout::kNHD;
   }
   std::shared_ptr<const AttentionImpl> make_impl(std::shared_ptr<Context>,
                                                  const AttentionConfig&) const override {
@@ -47,10 +45,10 @@ class AttentionFreeBackend final : public AttentionBackend {
 
 }  // namespace
 
-const AttentionBackend& attention_free_backend() {
-  static const auto& backend =
+std::shared_ptr<const AttentionBackend> attention_free_backend() {
+  static const auto& backend =  // never destroyed
       *new std::shared_ptr<const AttentionBackend>(std::make_shared<const AttentionFreeBackend>());
-  return *backend;
+  return backend;
 }
 
 }  // namespace clattn::detail

@@ -12,6 +12,7 @@
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/paged_step.hpp"
 #include "kv_cache/op_kernel.hpp"
+#include "opencl/copy.hpp"
 
 namespace clattn::detail {
 
@@ -31,6 +32,9 @@ class LatentImpl final : public AttentionImpl {
   void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value, const KVCache& cache,
                       const AttentionMetadata& metadata, Event* event) const override {
     check_write(queue, metadata);
+    require_context(
+        {{"key", key.buffer}, {"value", value.buffer}, {"kv_cache", cache.buffer.handle()}},
+        runtime_->context());
     recorder_for(queue, *metadata.step());
     enqueue_concat_mla(concat_, queue, write_of(queue, key, value, checked_rows(cache), metadata),
                        event);
@@ -41,16 +45,29 @@ class LatentImpl final : public AttentionImpl {
                      const ForwardOptions& options) const override {
     check_options(options);
     const MLACache rows = checked_rows(cache);
-    impl_->check_forward(queue, tensors, rows, metadata);
-    if (tensors.key.buffer == nullptr) return;
+    impl_->check_forward(queue, without_keys(tensors), rows, metadata);
+    if (!brings_keys(tensors)) return;
     check_write(queue, metadata);
-    check_concat_mla(write_of(queue, tensors.key, tensors.value, rows, metadata));
+    const LatentWrite write = write_of(queue, tensors.key, tensors.value, rows, metadata);
+    check_concat_mla(write);
+    check_apart(tensors, nullptr, kernel_shape(config_), metadata.num_actual_tokens(),
+                {write.slots.num_tokens, rows.kv_lora_rank, rows.rope_dim});
   }
 
   void forward(cl_command_queue queue, const AttentionTensors& tensors, const KVCache& cache,
                const AttentionMetadata& metadata, const ForwardOptions& options) const override {
     check_options(options);
-    impl_->forward(queue, tensors, checked_rows(cache), metadata, options.event, options.launches);
+    if (brings_keys(tensors)) check_forward(queue, tensors, cache, metadata, options);
+    forward_checked(queue, tensors, cache, metadata, options);
+  }
+
+  void forward_checked(cl_command_queue queue, const AttentionTensors& tensors,
+                       const KVCache& cache, const AttentionMetadata& metadata,
+                       const ForwardOptions& options) const override {
+    if (tensors.key.buffer != nullptr)
+      write_kv_cache(queue, tensors.key, tensors.value, cache, metadata, nullptr);
+    impl_->forward(queue, without_keys(tensors), checked_rows(cache), metadata, options.event,
+                   options.launches);
   }
 
   void forward_encoder(cl_command_queue, const AttentionTensors&, const AttentionMetadata&,
@@ -86,6 +103,10 @@ class LatentImpl final : public AttentionImpl {
   std::vector<Candidate> candidates() const override { return impl_->candidates(); }
 
  private:
+  static AttentionTensors without_keys(const AttentionTensors& tensors) {
+    return {.query = tensors.query, .output = tensors.output, .lse = tensors.lse};
+  }
+
   static void check_options(const ForwardOptions& options) {
     throw_invalid_if(options.custom_mask != nullptr || options.output_fp8 != nullptr ||
                          options.output_scale != nullptr,
@@ -94,6 +115,7 @@ class LatentImpl final : public AttentionImpl {
 
   /// Slots mean places only under the block size that they were made for.
   void check_write(cl_command_queue queue, const AttentionMetadata& metadata) const {
+    check_current(metadata, queue);
     const PagedStepView* step = metadata.step();
     throw_invalid_if(step == nullptr || step->kernels == nullptr ||
                          step->kernels->shape.form != CacheForm::kLatent ||
@@ -126,13 +148,14 @@ class LatentImpl final : public AttentionImpl {
 
 /// Pages of latent rows, (num_blocks, block_size, kv_lora_rank + rope_dim), which are K and, but
 /// for their rotary part, V of every query head.
-class MLABackend final : public AttentionBackend {
+class MLABackend final : public DescribedBackend {
  public:
-  std::string_view name() const noexcept override { return kMLABackendName; }
+  MLABackend()
+      : DescribedBackend({.name = kMLABackendName,
+                          .layouts = kBothLayouts,
+                          .graph_support = AttentionCGSupport::kUniformBatch}) {}
+
   bool is_mla() const noexcept override { return true; }
-  AttentionCGSupport graph_support() const noexcept override {
-    return AttentionCGSupport::kUniformBatch;
-  }
 
   std::vector<std::string> validate_configuration(
       const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {
@@ -147,22 +170,6 @@ class MLABackend final : public AttentionBackend {
                                                  std::int32_t head_size) const override {
     if (num_kv_heads != 1) throw_invalid("num_kv_heads is {}, legal: 1 (MLA)", num_kv_heads);
     return {1, num_blocks, block_size, 1, head_size};
-  }
-
-  std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override {
-    if (layout == KVCacheLayout::kHDN) throw_unsupported("{}", unsupported_layout(*this, layout));
-    return {0, 1, 2, 3, 4};  // with one head, both layouts are the same memory
-  }
-
-  std::int32_t kv_dimension() const noexcept override { return 0; }
-
-  std::span<const KVCacheLayout> supported_layouts() const noexcept override {
-    static constexpr std::array kLayouts = {KVCacheLayout::kNHD, KVCacheLayout::kHND};
-    return kLayouts;
-  }
-
-  KVCacheLayout preferred_layout(const DeviceCapabilities&) const noexcept override {
-    return KVCacheLayout::kNHD;
   }
 
   std::shared_ptr<const AttentionImpl> make_impl(std::shared_ptr<Context> context,

@@ -1,8 +1,12 @@
 #include <clattn/plugin.hpp>
 
 #include <dlfcn.h>
+#include <fmt/ranges.h>
 #include <link.h>
 
+#include <algorithm>
+#include <clattn/config_fields.hpp>
+#include <clattn/device.hpp>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -12,7 +16,11 @@
 
 #include "backends/plugin_adapter.hpp"
 #include "backends/registry.hpp"
+#include "base/checked.hpp"
+#include "base/config_in_c.hpp"
 #include "base/error.hpp"
+#include "kernels/choose/config_reasons.hpp"
+#include "kernels/launch/step_launch.hpp"
 
 namespace clattn {
 
@@ -97,6 +105,10 @@ void PluginLibrary::fill_table() {
 
 void PluginLibrary::check_table() const {
   const ClattnBackendPlugin& table = room_.table;
+  throw_unsupported_if(table.config_size > sizeof(ClattnAttentionConfig),
+                       "plugin '{}': config_size is {}, legal: up to {}: it was compiled for a "
+                       "newer library",
+                       path_, table.config_size, sizeof(ClattnAttentionConfig));
   const std::pair<std::string_view, bool> functions[] = {
       {"destroy", table.destroy != nullptr},
       {"validate", table.validate != nullptr},
@@ -123,6 +135,163 @@ void PluginLibrary::check_table() const {
       table.preferred_layout, table.layouts);
 }
 
+PluginConfig::PluginConfig(const AttentionConfig& given) : resolved(given) {
+  resolved.kv_cache_dtype = given.cache_dtype();
+  resolved.scale = softmax_scale(given.scale, given.head_size);
+  config_in_c(resolved, config);
+}
+
+void check_status(ClattnStatus& status, std::string_view backend, std::string_view call) {
+  if (status.code == CLATTN_OK) return;
+  status.message[sizeof(status.message) - 1] = '\0';
+  constexpr std::array kCodes = {ErrorCode::kInvalidArgument, ErrorCode::kUnsupported,
+                                 ErrorCode::kOpenCL};
+  const bool known = status.code >= CLATTN_INVALID_ARGUMENT && status.code <= CLATTN_OPENCL;
+  throw Error(known ? kCodes.at(to_size(status.code - 1)) : ErrorCode::kUnsupported,
+              fmt::format("backend {}: {}: {}", backend, call, status.message), status.cl_code);
+}
+
+namespace {
+
+// The ABI's numbers are the library's: the structs are filled by casts.
+constexpr bool same(auto ours, int theirs) {
+  return static_cast<int>(ours) == theirs;
+}
+static_assert(same(DType::kF32, CLATTN_F32) && same(DType::kF16, CLATTN_F16) &&
+              same(DType::kBF16, CLATTN_BF16) && same(DType::kFp8E4M3, CLATTN_FP8_E4M3) &&
+              same(DType::kFp8E5M2, CLATTN_FP8_E5M2) && same(DType::kInt8, CLATTN_INT8));
+static_assert(same(KVCacheLayout::kNHD, CLATTN_NHD) && same(KVCacheLayout::kHND, CLATTN_HND));
+static_assert(same(DeviceKind::kGpu, CLATTN_GPU) && same(DeviceKind::kCpu, CLATTN_CPU) &&
+              same(DeviceKind::kOther, CLATTN_OTHER));
+
+ClattnDevice c_device(const DeviceCapabilities* capabilities) {
+  if (capabilities == nullptr) return {};
+  return {.struct_size = sizeof(ClattnDevice),
+          .kind = static_cast<std::int32_t>(capabilities->kind),
+          .compute_units = capabilities->compute_units,
+          .name = capabilities->name.c_str(),
+          .vendor = capabilities->vendor.c_str(),
+          .driver_version = capabilities->driver_version.c_str(),
+          .max_work_group_size = capabilities->max_work_group_size,
+          .global_mem_bytes = capabilities->global_mem_bytes,
+          .max_alloc_bytes = capabilities->max_alloc_bytes,
+          .local_mem_bytes = capabilities->local_mem_bytes};
+}
+
+/// Throws kUnsupported naming the first place where a plugin's shape is not that of its cache:
+/// `wanted` K/V, blocks, tokens, heads, dims.
+void check_shape(const AttentionBackend& backend, const std::array<std::int64_t, 5>& shape,
+                 const std::array<std::int64_t, 5>& wanted) {
+  constexpr std::array<std::string_view, 5> kNames = {"K and V", "num_blocks", "block_size",
+                                                      "num_kv_heads", "head_size"};
+  const std::int32_t kv = backend.kv_dimension();
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    const std::size_t of = i < 2 && kv == 1 ? 1 - i : i;
+    throw_unsupported_if(shape.at(i) != wanted.at(of),
+                         "backend {}: kv_cache_shape[{}] is {}, legal: {} ({}, kv_dimension {})",
+                         backend.name(), i, shape.at(i), wanted.at(of), kNames.at(of), kv);
+  }
+}
+
+/// The C contract has no stride of dims: they come last.
+void check_order(std::string_view backend, const StrideOrder& order) {
+  StrideOrder sorted = order;
+  std::ranges::sort(sorted);
+  const bool permutation = sorted == StrideOrder{0, 1, 2, 3, 4};
+  if (permutation && order.back() == 4) return;
+  throw_unsupported(
+      "backend {}: kv_cache_stride_order is {}, legal: {}", backend, fmt::join(order, ", "),
+      permutation ? "4 last (a head's elements are contiguous)" : "a permutation of 0 … 4");
+}
+
+/// Of a table's `layouts`: 1 (NHD), 2 (HND), 3 (both).
+std::span<const KVCacheLayout> layouts_of(std::uint32_t bits) {
+  const std::span<const KVCacheLayout> both = kBothLayouts;
+  return bits == 3 ? both : both.subspan(bits - 1, 1);
+}
+
+class PluginBackend final : public DescribedBackend {
+ public:
+  explicit PluginBackend(std::shared_ptr<const PluginLibrary> library)
+      : DescribedBackend(
+            {.name = library->table().name,
+             .layouts = layouts_of(library->table().layouts),
+             .preferred = static_cast<KVCacheLayout>(library->table().preferred_layout),
+             .kv_dimension = library->table().kv_dimension}),
+        library_(std::move(library)) {}
+
+  std::string library() const override { return library_->path(); }
+
+  std::vector<std::string> validate_configuration(
+      const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {
+    std::vector<std::string> reasons;
+    append_config_reasons(config, reasons);
+    append_if(reasons, config.head_size < 1, "head_size is {}, supported: >= 1", config.head_size);
+    for (const std::string& option : fields_not_taken(config, field::kPlugins))
+      reasons.push_back(fmt::format("{} not supported by plugins", option));
+    std::uint64_t end = 0;
+    for_each_field([&](const auto& row) {
+      end += sizeof(std::int64_t);  // as every field of ClattnAttentionConfig
+      append_if(reasons, end > table().config_size && row.is_set(config),
+                "{} not supported: {} was compiled before it existed", row.name, name());
+    });
+    // What is wrong already is not the plugin's to judge: it may rely on sane numbers.
+    if (!reasons.empty()) return reasons;
+    const PluginConfig wanted(config);
+    const auto add = [](void* sink, const char* reason) {
+      static_cast<std::vector<std::string>*>(sink)->emplace_back(reason == nullptr ? "?" : reason);
+    };
+    const ClattnDevice device = c_device(capabilities);
+    table().validate(table().self, &wanted.config, capabilities == nullptr ? nullptr : &device, add,
+                     &reasons);
+    return reasons;
+  }
+
+  std::array<std::int64_t, 5> get_kv_cache_shape(std::int64_t num_blocks, std::int32_t block_size,
+                                                 std::int32_t num_kv_heads,
+                                                 std::int32_t head_size) const override {
+    std::array<std::int64_t, 5> shape{};
+    ClattnStatus status{};
+    table().kv_cache_shape(table().self, num_blocks, block_size, num_kv_heads, head_size,
+                           shape.data(), &status);
+    check_status(status, name(), "kv_cache_shape");
+    check_shape(*this, shape, {2, num_blocks, block_size, num_kv_heads, head_size});
+    return shape;
+  }
+
+  std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override {
+    throw_unsupported_if(!validate_layout(layout).empty(), "layout {} not supported by {}",
+                         to_string(layout), name());
+    StrideOrder order{};
+    ClattnStatus status{};
+    table().kv_cache_stride_order(table().self, static_cast<std::int32_t>(layout), order.data(),
+                                  &status);
+    check_status(status, name(), "kv_cache_stride_order");
+    check_order(name(), order);
+    return order;
+  }
+
+  std::shared_ptr<const AttentionImpl> make_impl(std::shared_ptr<Context> context,
+                                                 const AttentionConfig& config) const override {
+    require_valid(name(), validate_configuration(config, &context->capabilities()));
+    return make_plugin_impl(library_, *this, std::move(context), config);
+  }
+
+  std::unique_ptr<AttentionMetadataBuilder> make_builder(
+      std::shared_ptr<Context> context, const AttentionConfig& config,
+      const BuilderOptions& options) const override {
+    require_valid(name(), validate_configuration(config, &context->capabilities()));
+    return make_plugin_builder(shared_from_this(), std::move(context), config, options);
+  }
+
+ private:
+  const ClattnBackendPlugin& table() const noexcept { return library_->table(); }
+
+  std::shared_ptr<const PluginLibrary> library_;
+};
+
+}  // namespace
+
 }  // namespace detail
 
 BackendPlugin::BackendPlugin(std::shared_ptr<const AttentionBackend> backend, std::size_t position)
@@ -141,14 +310,15 @@ BackendPlugin::~BackendPlugin() {
 
 void BackendPlugin::reset() noexcept {
   if (backend_ == nullptr) return;
-  detail::Registry::instance().remove_entry(backend_);
+  detail::remove_entry(backend_);
   backend_.reset();
 }
 
 BackendPlugin load_backend_plugin(const std::string& path, std::size_t position) {
   auto library = std::make_shared<const detail::PluginLibrary>(path);
   try {
-    return BackendPlugin(detail::make_plugin_backend(std::move(library)), position);
+    return BackendPlugin(std::make_shared<const detail::PluginBackend>(std::move(library)),
+                         position);
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("plugin '{}': {}", path, error.what()));
   }

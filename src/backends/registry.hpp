@@ -1,23 +1,58 @@
 #pragma once
 
-#include <clattn/attention.hpp>
-#include <map>
+#include <array>
+#include <clattn/registry.hpp>
+#include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <tuple>
+#include <vector>
 
 namespace clattn::detail {
 
 // Each backend's file defines its function; the entry it returns lives as long as the process.
-#define CLATTN_BACKEND(function) const AttentionBackend& function();
-#include "backends/backend_list.inc"
-#undef CLATTN_BACKEND
+const AttentionBackend& flashinfer_backend();
+const AttentionBackend& xformers_backend();
+const AttentionBackend& mla_backend();
 
 inline constexpr std::string_view kNoAttention = "NO_ATTENTION";
 
 /// What attention-free models get; not in the list.
-const AttentionBackend& attention_free_backend();
+std::shared_ptr<const AttentionBackend> attention_free_backend();
+
+/// All there are. NHD alone is its first(1).
+inline constexpr std::array kBothLayouts = {KVCacheLayout::kNHD, KVCacheLayout::kHND};
+
+/// A backend that says what it is by data. Memory holds the dimensions of its caches in their
+/// order, under HND heads before tokens.
+class DescribedBackend : public AttentionBackend {
+ public:
+  struct Facts {
+    std::string_view name;
+    std::span<const KVCacheLayout> layouts = {};
+    KVCacheLayout preferred = KVCacheLayout::kNHD;
+    std::int32_t kv_dimension = 0;
+    AttentionCGSupport graph_support = AttentionCGSupport::kNever;
+  };
+  explicit DescribedBackend(const Facts& facts) : facts_(facts) {}
+
+  std::string_view name() const noexcept override { return facts_.name; }
+  std::span<const KVCacheLayout> supported_layouts() const noexcept override {
+    return facts_.layouts;
+  }
+  KVCacheLayout preferred_layout(const DeviceCapabilities&) const noexcept override {
+    return facts_.preferred;
+  }
+  std::int32_t kv_dimension() const noexcept override { return facts_.kv_dimension; }
+  AttentionCGSupport graph_support() const noexcept override { return facts_.graph_support; }
+  std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override;
+
+ private:
+  Facts facts_;
+};
 
 /// A backend, and the impl that it made.
 struct FittingBackend {
@@ -33,40 +68,19 @@ struct FittingBackend {
 FittingBackend get_fitting_backend(const std::shared_ptr<Context>& context,
                                    const AttentionConfig& config);
 
+using RegistryEntry = std::shared_ptr<const AttentionBackend>;
+using RegistryEntries = std::vector<RegistryEntry>;
 /// "FLASHINFER, XFORMERS"
-std::string backend_names(const BackendList& backends);
+std::string backend_names(const RegistryEntries& backends);
 
-/// "layout HDN not supported by XFORMERS: NHD is"
-std::string unsupported_layout(const AttentionBackend& backend, KVCacheLayout layout);
+/// Takes this very entry out, if it is there: another may have its name by now.
+void remove_entry(const RegistryEntry& backend) noexcept;
 
-/// The registered backends and the selector's remembered answers. Thread-safe.
-class Registry {
- public:
-  using Entry = std::shared_ptr<const AttentionBackend>;
-  /// The arguments of vLLM's get_attn_backend that decide.
-  using Query = std::tuple<std::int32_t, DType, std::optional<DType>, std::int32_t, bool, bool>;
-
-  /// The process's, with the built-in backends; plugins of the environment are not loaded by this.
-  static Registry& instance();
-
-  BackendList snapshot() const;
-  void add(Entry backend, std::size_t position);
-  Entry remove(std::string_view name);
-  /// Takes this very entry out, if it is there: another may have its name by now.
-  void remove_entry(const Entry& backend) noexcept;
-
-  /// A remembered answer, or null; and the number of changes so far, for remember().
-  Entry recall(const Query& query, std::uint64_t& generation) const;
-  /// Keeps an answer unless the registry has changed since `generation`.
-  void remember(const Query& query, const Entry& backend, std::uint64_t generation);
-
- private:
-  Registry();
-  void changed();  // called under the lock
-  mutable std::mutex mutex_;
-  BackendList::Entries entries_;
-  std::map<Query, Entry> answers_;
-  std::uint64_t generation_ = 0;
-};
+/// The arguments of vLLM's get_attn_backend that decide.
+using RegistryQuery =
+    std::tuple<std::int32_t, DType, std::optional<DType>, std::int32_t, bool, bool>;
+/// The remembered answer, else what `choose` says, to be remembered until the registry changes.
+RegistryEntry remembered_answer(const RegistryQuery& query,
+                                const std::function<RegistryEntry()>& choose);
 
 }  // namespace clattn::detail

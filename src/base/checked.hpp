@@ -1,6 +1,7 @@
 #pragma once
 
 #include <bit>
+#include <charconv>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -19,9 +20,24 @@ constexpr std::size_t to_size(std::integral auto count) {
   return static_cast<std::size_t>(count);
 }
 
+/// Sets `value` to the number that the whole text is; false if it is none.
+template <typename Number>
+bool parse_number(std::string_view text, Number& value) {
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc{} && stop == end;
+}
+
 /// Throws kInvalidArgument unless the value of a field is at least `low`.
 inline void check_at_least(std::string_view field, std::int64_t value, std::int64_t low) {
   throw_invalid_if(value < low, "{} is {}, legal: at least {}", field, value, low);
+}
+
+/// Throws kInvalidArgument unless the value of a field is one of `low` … `high`.
+inline void check_between(std::string_view field, std::int64_t value, std::int64_t low,
+                          std::int64_t high) {
+  throw_invalid_if(value < low || value > high, "{} is {}, legal: {} … {}", field, value, low,
+                   high);
 }
 
 /// a * b, or kInvalidArgument naming `what` when the product does not fit T.

@@ -1,14 +1,16 @@
 #include "base/environment.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <string_view>
-#include <utility>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
+#include "base/log.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -36,14 +38,12 @@ std::vector<std::string> split_paths(std::string_view text) {
 float positive_number(const char* name, const std::string& text, float unset) {
   if (text.empty()) return unset;
   float value = 0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  throw_invalid_if(error != std::errc{} || rest != end || !(value > 0) || std::isinf(value),
+  throw_invalid_if(!parse_number(text, value) || !(value > 0) || std::isinf(value),
                    "{} is '{}', legal: a finite number > 0", name, text);
   return value;
 }
 
-/// Switches are on when unset.
+/// Switches are on when unset, but for those that the caller asks about first.
 bool is_on(const char* name, std::string_view text) {
   constexpr std::array<std::string_view, 5> kOn = {"", "1", "on", "true", "yes"};
   constexpr std::array<std::string_view, 4> kOff = {"0", "off", "false", "no"};
@@ -52,17 +52,12 @@ bool is_on(const char* name, std::string_view text) {
   throw_invalid("{} is '{}', legal: 0, off, false, no, 1, on, true, yes", name, text);
 }
 
-LogLevel log_level(const std::string& text) {
-  constexpr std::array<std::pair<std::string_view, LogLevel>, 5> kLevels = {
-      {{"", LogLevel::kOff},
-       {"off", LogLevel::kOff},
-       {"info", LogLevel::kInfo},
-       {"debug", LogLevel::kDebug},
-       {"trace", LogLevel::kTrace}}};
-  for (const auto& [name, level] : kLevels) {
-    if (text == name) return level;
-  }
-  throw_invalid("CLATTN_LOG is '{}', legal: off, info, debug, trace", text);
+LogLevel log_level(std::string_view text) {
+  if (text.empty()) return LogLevel::kOff;
+  const auto* const found = std::ranges::find(kLogLevels, text);
+  throw_invalid_if(found == kLogLevels.end(), "CLATTN_LOG is '{}', legal: {}", text,
+                   fmt::join(kLogLevels, ", "));
+  return static_cast<LogLevel>(found - kLogLevels.begin());
 }
 
 }  // namespace
@@ -91,6 +86,8 @@ Environment parse_environment(const std::function<const char*(const char*)>& get
   number("CLATTN_V_SCALE_CONSTANT", result.v_scale_constant);
   result.amx_enabled = is_on("CLATTN_AMX", text("CLATTN_AMX"));
   result.cache_enabled = is_on("CLATTN_CACHE", text("CLATTN_CACHE"));
+  const std::string debug = text("CLATTN_DEBUG");
+  result.debug = !debug.empty() && is_on("CLATTN_DEBUG", debug);
   result.log_level = log_level(text("CLATTN_LOG"));
   result.pocl_defaults =
       text("POCL_WORK_GROUP_METHOD").empty() && text("POCL_WORK_GROUP_SPECIALIZATION").empty();

@@ -1,6 +1,5 @@
 #include "base/log.hpp"
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdio>
@@ -12,8 +11,8 @@ namespace clattn {
 namespace {
 
 void print(LogLevel level, std::string_view message) {
-  constexpr std::array<std::string_view, 4> kNames = {"off", "info", "debug", "trace"};
-  fmt::print(stderr, "clattn {}: {}\n", kNames.at(static_cast<std::size_t>(level)), message);
+  fmt::print(stderr, "clattn {}: {}\n", detail::kLogLevels.at(static_cast<std::size_t>(level)),
+             message);
 }
 
 // One callback is all that an engine needs to feed its own log, so a logging library would only

@@ -2,11 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <clattn/log.hpp>
 #include <string_view>
 #include <utility>
 
 namespace clattn::detail {
+
+/// By LogLevel.
+inline constexpr std::array<std::string_view, 4> kLogLevels = {"off", "info", "debug", "trace"};
 
 /// Whether messages of the level are wanted.
 bool logs(LogLevel level);

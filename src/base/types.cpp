@@ -33,8 +33,11 @@ constexpr Named<AttentionType> kAttentionTypes[] = {
     {AttentionType::kEncoder, "encoder"},
     {AttentionType::kEncoderOnly, "encoder_only"},
     {AttentionType::kEncoderDecoder, "encoder_decoder"}};
-constexpr Named<KVCacheLayout> kLayouts[] = {
-    {KVCacheLayout::kNHD, "NHD"}, {KVCacheLayout::kHND, "HND"}, {KVCacheLayout::kHDN, "HDN"}};
+constexpr Named<SpanRule> kSpanRules[] = {{SpanRule::kWhole, "whole"},
+                                          {SpanRule::kClipLeft, "clip_left"},
+                                          {SpanRule::kClipBoth, "clip_both"}};
+constexpr Named<KVCacheLayout> kLayouts[] = {{KVCacheLayout::kNHD, "NHD"},
+                                             {KVCacheLayout::kHND, "HND"}};
 
 template <typename Rows, typename Value>
 const auto& row_of(const Rows& rows, Value value, std::string_view what) {
@@ -65,6 +68,10 @@ auto parse(const Rows& rows, std::string_view name, std::string_view what) {
 }
 
 }  // namespace
+
+std::string_view version() noexcept {
+  return CLATTN_VERSION;
+}
 
 std::size_t element_size_bytes(DType dtype) {
   return row_of(kDTypes, dtype, "dtype").size_bytes;
@@ -106,6 +113,14 @@ std::string_view to_string(AttentionType type) {
 
 AttentionType parse_attention_type(std::string_view name) {
   return parse(kAttentionTypes, name, "attn_type");
+}
+
+std::string_view to_string(SpanRule rule) {
+  return row_of(kSpanRules, rule, "span_rule").name;
+}
+
+SpanRule parse_span_rule(std::string_view name) {
+  return parse(kSpanRules, name, "span_rule");
 }
 
 std::string_view to_string(KVCacheLayout layout) {

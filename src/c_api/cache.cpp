@@ -1,59 +1,95 @@
-#include <algorithm>
-#include <clattn/cache_ops.hpp>
-#include <vector>
-
 #include "c_api/handles.hpp"
 #include "kv_cache/spec.hpp"
 
 using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
 using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
 
+CLATTN_DESTROYS(clattn_cache_destroy, ClattnCache)
+
 namespace {
 
 ClattnResult set_scales(ClattnCache* cache, const ClattnBuffer* scales, std::int32_t per_head,
                         bool of_query) {
   return guarded([&] {
-    KVCache& of = deref(cache, "cache").cache;
-    of.scales = scales == nullptr ? Buffer() : scales->buffer;
+    KVCache& of = held(cache);
+    detail::throw_invalid_if(scales != nullptr && !is_quantized(of.dtype),
+                             "scales: given, legal for a cache of {}: NULL, since only types of 8 "
+                             "bits have scales",
+                             to_string(of.dtype));
+    of.scales = buffer_of(scales);
     of.scales_per_head = scales != nullptr && per_head != 0;
     of.scales_query = scales != nullptr && of_query;
   });
 }
 
+std::int32_t rope_dim_of(const AttentionConfig& config) {
+  return config.use_mla ? config.rope_dim : 0;
+}
+
+/// A cache in memory of the application, whose pages are those of `spec`.
+ClattnCache view_cache(const ClattnLayer& layer, const Buffer& memory, const KVCacheSpec& spec,
+                       const char* layout) {
+  const AttentionBackend& backend = *layer.held.get_attn_backend();
+  const KVCacheLayout order =
+      layout_of(layout).value_or(backend.preferred_layout(layer.context->capabilities()));
+  return {{reshape_kv_cache(memory, spec, backend, order)},
+          spec.page_size_bytes(),
+          rope_dim_of(layer.held.config())};
+}
+
 }  // namespace
+
+const KVCache& clattn::c_api::require_bound(const KVCache& cache) {
+  detail::throw_invalid_if(!cache.buffer,
+                           "layer: it has no cache, legal: after clattn_layer_bind_cache()");
+  return cache;  // NOLINT(bugprone-return-const-ref-from-parameter): a handle's own
+}
 
 ClattnResult clattn_cache_create(const ClattnLayer* layer, const ClattnQueue* queue,
                                  int64_t num_blocks, const char* layout, ClattnCache** cache) {
-  return make_handle(cache, "cache", [&] {
-    const ClattnLayer& of = deref(layer, "layer");
-    const AttentionConfig& config = of.layer.config();
-    return ClattnCache{
-        make_kv_cache(*of.context, deref(queue, "queue").queue, *of.layer.get_attn_backend(),
-                      config, num_blocks, layout_of(layout)),
-        detail::page_spec(config).page_size_bytes()};
+  return make_handle(cache, [&] {
+    const AttentionConfig& config = held(layer).config();
+    return ClattnCache{{make_kv_cache(*layer->context, held(queue), *layer->held.get_attn_backend(),
+                                      config, num_blocks, layout_of(layout))},
+                       detail::page_spec(config).page_size_bytes(),
+                       rope_dim_of(config)};
   });
 }
 
 ClattnResult clattn_cache_adopt(const ClattnLayer* layer, const ClattnBuffer* buffer,
                                 const char* layout, ClattnCache** cache) {
-  return make_handle(cache, "cache", [&] {
-    const ClattnLayer& of = deref(layer, "layer");
-    const AttentionBackend& backend = *of.layer.get_attn_backend();
-    const KVCacheSpec spec = detail::page_spec(of.layer.config());
-    return ClattnCache{reshape_kv_cache(deref(buffer, "buffer").buffer, spec, backend,
-                                        layout_of(layout).value_or(
-                                            backend.preferred_layout(of.context->capabilities()))),
-                       spec.page_size_bytes()};
+  return make_handle(cache, [&] {
+    const KVCacheSpec spec = detail::page_spec(held(layer).config());
+    return view_cache(*layer, held(buffer), spec, layout);
   });
 }
 
-void clattn_cache_destroy(ClattnCache* cache) {
-  delete cache;
+ClattnResult clattn_cache_view(const ClattnLayer* layer, const ClattnBuffer* buffer,
+                               const ClattnKVCacheSpec* spec, const char* layout,
+                               ClattnCache** cache) {
+  return make_handle(cache, [&] {
+    return view_cache(deref(layer, "layer"), held(buffer), spec_of(spec, "spec"), layout);
+  });
+}
+
+ClattnResult clattn_layer_cache(const ClattnLayer* layer, ClattnCache** cache) {
+  return make_handle(cache, [&] {
+    const auto bound = held(layer).shared_kv_cache();
+    const KVCache& of = require_bound(*bound);
+    return ClattnCache{{of},
+                       of.buffer.size_bytes() / static_cast<std::size_t>(of.num_blocks),
+                       rope_dim_of(layer->held.config()),
+                       bound};
+  });
+}
+
+ClattnResult clattn_layer_check_cache(const ClattnLayer* layer, const ClattnCache* cache) {
+  return guarded([&] { held(layer).check_kv_cache(held(cache)); });
 }
 
 ClattnResult clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info) {
   return guarded([&] {
-    const KVCache& of = deref(cache, "cache").cache;
+    const KVCache& of = held(cache);
     ClattnCacheInfo values{.struct_size = 0,
                            .block_size = of.block_size,
                            .num_blocks = of.num_blocks,
@@ -68,11 +104,10 @@ ClattnResult clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info) 
                            .v_offset = of.v_offset,
                            .block_stride = of.block_stride,
                            .token_stride = of.token_stride,
-                           .head_stride = of.head_stride,
-                           .key_dim_stride = of.key_dim_stride};
+                           .head_stride = of.head_stride};
     std::ranges::copy(of.shape, values.shape);
     std::ranges::copy(of.strides, values.strides);
-    fill(info, values, "info");
+    fill(info, "info", values);
   });
 }
 
@@ -84,34 +119,4 @@ ClattnResult clattn_cache_set_scales(ClattnCache* cache, const ClattnBuffer* sca
 ClattnResult clattn_cache_set_scales_with_query(ClattnCache* cache, const ClattnBuffer* scales,
                                                 int32_t per_head) {
   return set_scales(cache, scales, per_head, true);
-}
-
-ClattnResult clattn_reshape_and_cache(const ClattnContext* context, const ClattnQueue* queue,
-                                      const ClattnCache* cache, const ClattnCacheWrite* write) {
-  return guarded([&] {
-    const ClattnCacheWrite& given = read(write, "write");
-    reshape_and_cache_flash(*deref(context, "context").context, deref(queue, "queue").queue,
-                            tensor_of(given.key), tensor_of(given.value),
-                            parse_dtype(text_or(given.dtype, "f16")),
-                            deref(cache, "cache").in_use(), memory_of(given.slot_mapping),
-                            given.slot_offset_bytes, given.num_tokens, event_of(given.event));
-  });
-}
-
-ClattnResult clattn_copy_blocks(const ClattnContext* context, const ClattnQueue* queue,
-                                const ClattnCache* const* caches, size_t num_caches,
-                                const int64_t* pairs, size_t num_pairs) {
-  return guarded([&] {
-    std::vector<KVCache> in;
-    for (const ClattnCache* const cache : elements(caches, num_caches, "caches")) {
-      in.push_back(deref(cache, "caches: an element").in_use());
-    }
-    elements(pairs, num_pairs, "pairs");
-    std::vector<BlockPair> mapping;
-    mapping.reserve(num_pairs);
-    for (std::size_t i = 0; i < num_pairs; ++i) {
-      mapping.push_back({pairs[2 * i], pairs[2 * i + 1]});
-    }
-    copy_blocks(*deref(context, "context").context, deref(queue, "queue").queue, in, mapping);
-  });
 }

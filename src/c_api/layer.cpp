@@ -1,20 +1,17 @@
-#include <clattn/attention.hpp>
-#include <clattn/layer.hpp>
-#include <span>
-#include <vector>
+#include <clattn/explain.hpp>
+#include <clattn/registry.hpp>
 
+#include "base/config_in_c.hpp"
 #include "base/log.hpp"
 #include "c_api/handles.hpp"
 
 using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
 using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
 
-namespace {
+CLATTN_DESTROYS(clattn_model_destroy, ClattnModel)
+CLATTN_DESTROYS(clattn_layer_destroy, ClattnLayer)
 
-std::vector<float> floats(const float* values, std::int32_t count) {
-  if (values == nullptr || count <= 0) return {};
-  return {values, values + count};
-}
+namespace {
 
 /// A checkpoint's value, or none.
 std::span<const float> loaded(const float& value) {
@@ -24,33 +21,11 @@ std::span<const float> loaded(const float& value) {
 }  // namespace
 
 AttentionOptions clattn::c_api::options_of(const ClattnLayerConfig& config) {
-  AttentionOptions options;
-  options.num_heads = config.num_heads;
-  options.head_size = config.head_size;
-  options.head_size_v = config.head_size_v;
-  if (config.num_kv_heads != 0) options.num_kv_heads = config.num_kv_heads;
-  CacheConfig cache;
-  if (config.block_size != 0) cache.block_size = config.block_size;
-  cache.cache_dtype = parse_kv_cache_dtype(text_or(config.kv_cache_dtype, "auto"));
-  cache.calculate_kv_scales = config.calculate_kv_scales != 0;
-  options.cache_config = cache;
+  AttentionOptions options{.config = detail::config_from_c(config)};
   options.prefix = text_or(config.name, "");
-  options.dtype = parse_dtype(text_or(config.dtype, "f16"));
-  options.attn_type = parse_attention_type(text_or(config.attn_type, "decoder"));
-  options.kernel_family = parse_kernel_family(text_or(config.kernel_family, "auto"));
   if (config.backend != nullptr) options.attn_backend = find_attn_backend(config.backend);
   options.kv_sharing_target_layer_name = text_or(config.kv_sharing_target_layer_name, "");
-  options.alibi_slopes = floats(config.alibi_slopes, config.num_heads);
-  options.sinks = floats(config.sinks, config.num_heads);
-  if (config.scale != 0) options.scale = config.scale;
-  options.logits_soft_cap = config.logits_soft_cap;
-  options.per_layer_sliding_window = config.sliding_window;
-  options.attention_chunk_size = config.attention_chunk_size;
-  options.use_mla = config.use_mla != 0;
-  if (config.rope_dim != 0) options.rope_dim = config.rope_dim;
-  options.custom_mask = config.custom_mask != 0;
-  options.output_fp8 = config.output_fp8 != 0;
-  options.fp8_products = config.fp8_products != 0;
+  options.calculate_kv_scales = config.calculate_kv_scales != 0;
   return options;
 }
 
@@ -68,7 +43,8 @@ ForwardOptions clattn::c_api::forward_options_of(const ClattnTensors& given) {
           .custom_mask_stride = given.custom_mask_stride,
           .output_fp8 = memory_of(given.output_fp8),
           .output_scale = memory_of(given.output_scale),
-          .num_rows = given.num_rows};
+          .num_rows = given.num_rows,
+          .enable_kv_scales_calculation = given.no_kv_scales_calculation == 0};
 }
 
 void clattn::c_api::load_kv_scales(Attention& layer, const ClattnKVScales* scales) {
@@ -76,49 +52,38 @@ void clattn::c_api::load_kv_scales(Attention& layer, const ClattnKVScales* scale
   const auto warnings = layer.load_kv_scales({.k_scale = loaded(given.k_scale),
                                               .v_scale = loaded(given.v_scale),
                                               .q_scale = loaded(given.q_scale),
-                                              .prob_scale = loaded(given.prob_scale)});
+                                              .prob_scale = loaded(given.prob_scale),
+                                              .fnuz = given.fnuz != 0});
   for (const std::string& warning : warnings) detail::log(LogLevel::kInfo, "{}", warning);
 }
 
 ClattnResult clattn_model_create(ClattnModel** model) {
-  return make_handle(model, "model", [] { return ClattnModel{std::make_shared<LayerRegistry>()}; });
-}
-
-void clattn_model_destroy(ClattnModel* model) {
-  delete model;
+  return make_handle(model, [] { return std::make_shared<LayerRegistry>(); });
 }
 
 ClattnResult clattn_layer_create(const ClattnContext* context, ClattnModel* model,
                                  const ClattnLayerConfig* config, ClattnLayer** layer) {
-  return make_handle(layer, "layer", [&] {
-    const auto& on = deref(context, "context").context;
-    const auto registry = model == nullptr ? std::make_shared<LayerRegistry>() : model->registry;
+  return make_handle(layer, [&] {
+    const auto& on = held(context);
+    const auto registry = model == nullptr ? std::make_shared<LayerRegistry>() : model->held;
     return ClattnLayer{on, registry, Attention(on, *registry, options_of(read(config, "config")))};
   });
 }
 
-void clattn_layer_destroy(ClattnLayer* layer) {
-  delete layer;
-}
-
 ClattnResult clattn_layer_explain(const ClattnLayer* layer, char* text, size_t capacity,
                                   size_t* size) {
-  return guarded([&] {
-    const Attention& of = deref(layer, "layer").layer;
-    copy_text(to_string(of.explain()), text, capacity, size);
-  });
+  return give_text(text, capacity, size, [&] { return to_string(held(layer).explain()); });
 }
 
 ClattnResult clattn_layer_load_kv_scales(ClattnLayer* layer, const ClattnKVScales* scales) {
-  return guarded([&] { load_kv_scales(deref(layer, "layer").layer, scales); });
+  return guarded([&] { load_kv_scales(held(layer), scales); });
 }
 
 ClattnResult clattn_layer_bind_cache(ClattnLayer* layer, ClattnCache* cache) {
   return guarded([&] {
-    Attention& of = deref(layer, "layer").layer;
-    ClattnCache& bound = deref(cache, "cache");
-    of.bind_kv_cache(bound.cache);
-    bound.bound = of.shared_kv_cache();
+    Attention& of = held(layer);
+    of.bind_kv_cache(held(cache));
+    cache->bound = of.shared_kv_cache();
   });
 }
 
@@ -126,10 +91,10 @@ ClattnResult clattn_warm_up(ClattnLayer* const* layers, size_t num_layers, const
                             ClattnProgress progress, void* user) {
   return guarded([&] {
     const auto all = elements(layers, num_layers, "layers");
-    const Queue& on = deref(queue, "queue").queue;
+    const Queue& on = held(queue);
     for (ClattnLayer* const layer : all) deref(layer, "layers: an element");
     for (std::size_t done = 0; done < num_layers; ++done) {
-      all[done]->layer.warm_up(on);
+      all[done]->held.warm_up(on);
       if (progress != nullptr) progress(user, done + 1, num_layers);
     }
   });
@@ -138,9 +103,33 @@ ClattnResult clattn_warm_up(ClattnLayer* const* layers, size_t num_layers, const
 ClattnResult clattn_layer_forward(ClattnLayer* layer, const ClattnQueue* queue,
                                   const ClattnTensors* tensors, const ClattnStep* step) {
   return guarded([&] {
-    Attention& of = deref(layer, "layer").layer;
-    const Queue& on = deref(queue, "queue").queue;
     const ClattnTensors& given = read(tensors, "tensors");
-    of.forward(on, tensors_of(given), &metadata_of(step), forward_options_of(given));
+    held(layer).forward(held(queue), tensors_of(given),
+                        step == nullptr ? nullptr : &metadata_of(step), forward_options_of(given));
+  });
+}
+
+ClattnResult clattn_extract_layer_index(const char* layer_name, int32_t* index) {
+  return give(index, "index",
+              [&] { return extract_layer_index(&deref(layer_name, "layer_name")); });
+}
+
+ClattnResult clattn_layer_scales(const ClattnLayer* layer, ClattnBuffer** scales,
+                                 float* prob_scale) {
+  return give(scales, "scales", [&] {
+    const Attention& of = held(layer);
+    deref(prob_scale, "prob_scale") = of.prob_scale();
+    return of.scales() ? new ClattnBuffer{{of.scales()}} : nullptr;
+  });
+}
+
+ClattnResult clattn_layer_calc_kv_scales(ClattnLayer* layer, const ClattnQueue* queue,
+                                         const ClattnTensors* tensors, int64_t num_tokens,
+                                         int64_t num_keys) {
+  return guarded([&] {
+    const ClattnTensors& given = read(tensors, "tensors");
+    held(layer).calc_kv_scales(held(queue), tensor_of(given.query), tensor_of(given.key),
+                               tensor_of(given.value), num_tokens,
+                               num_keys == 0 ? num_tokens : num_keys);
   });
 }

@@ -1,17 +1,15 @@
-#include <clattn/clattn_session.h>
-
+#include <clattn/block_pool.hpp>
+#include <clattn/explain.hpp>
 #include <clattn/session.hpp>
 #include <limits>
-#include <vector>
 
 #include "c_api/handles.hpp"
 
 using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
 using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
 
-struct ClattnSession {
-  Session session;
-};
+struct ClattnSession : Holds<Session, "session"> {};
+CLATTN_DESTROYS(clattn_session_destroy, ClattnSession)
 
 namespace {
 
@@ -25,14 +23,16 @@ auto telling(ClattnProgress progress, void* user) {
 
 SessionConfig config_of(const ClattnSessionConfig& given) {
   SessionConfig config;
-  for (const auto* layer : elements(given.layers, given.num_layers, "config: layers")) {
-    config.layers.push_back(options_of(read(layer, "config: layers: an element")));
-  }
+  config.layers =
+      each_of(given.layers, given.num_layers, "config: layers", [](const ClattnLayerConfig* layer) {
+        return options_of(read(layer, "config: layers: an element"));
+      });
   config.num_blocks = given.num_blocks;
   config.cache_bytes = given.cache_bytes;
   config.prefix_caching = given.no_prefix_caching == 0;
   config.layout = layout_of(given.layout);
   config.progress = telling(given.progress, given.progress_user);
+  config.explicit_commit = given.explicit_commit != 0;
   config.builder = builder_options_of(given.step_options);
   return config;
 }
@@ -47,7 +47,8 @@ StepRequest request_of(const ClattnStepRequest& given) {
   const auto tokens = elements(given.new_tokens, given.num_new_tokens, "requests: new_tokens");
   return {.id = given.id,
           .new_tokens = {tokens.begin(), tokens.end()},
-          .max_tokens = given.max_tokens == 0 ? kAll : static_cast<std::int32_t>(given.max_tokens)};
+          .max_tokens = given.max_tokens == 0 ? kAll : static_cast<std::int32_t>(given.max_tokens),
+          .compute_every_row = given.compute_every_row != 0};
 }
 
 std::int32_t count_of(std::span<const std::int32_t> values) {
@@ -58,105 +59,86 @@ std::int32_t count_of(std::span<const std::int32_t> values) {
 
 ClattnResult clattn_session_create(const ClattnContext* context, const ClattnSessionConfig* config,
                                    ClattnSession** session) {
-  return make_handle(session, "session", [&] {
-    const ClattnContext& on = deref(context, "context");
+  return make_handle(session, [&] {
+    const auto& on = held(context);
     const ClattnSessionConfig& given = read(config, "config");
-    return ClattnSession{Session(on.context, given.queue == nullptr ? Queue() : given.queue->queue,
-                                 config_of(given))};
+    return Session(on, given.queue == nullptr ? Queue() : given.queue->held, config_of(given));
   });
 }
 
-void clattn_session_destroy(ClattnSession* session) {
-  delete session;
-}
-
 ClattnResult clattn_session_queue(const ClattnSession* session, ClattnQueue** queue) {
-  return make_handle(queue, "queue",
-                     [&] { return ClattnQueue{deref(session, "session").session.queue()}; });
+  return make_handle(queue, [&] { return held(session).queue(); });
 }
 
 ClattnResult clattn_session_warm_up(ClattnSession* session, ClattnProgress progress, void* user) {
-  return guarded([&] { deref(session, "session").session.warm_up(telling(progress, user)); });
+  return guarded([&] { held(session).warm_up(telling(progress, user)); });
 }
 
 ClattnResult clattn_session_explain(const ClattnSession* session, int32_t layer, char* text,
                                     size_t capacity, size_t* size) {
-  return guarded([&] {
-    const Attention& of = deref(session, "session").session.layer(layer);
-    copy_text(to_string(of.explain()), text, capacity, size);
-  });
+  return give_text(text, capacity, size,
+                   [&] { return to_string(held(session).layer(layer).explain()); });
 }
 
 ClattnResult clattn_session_load_kv_scales(ClattnSession* session, int32_t layer,
                                            const ClattnKVScales* scales) {
-  return guarded([&] { load_kv_scales(deref(session, "session").session.layer(layer), scales); });
+  return guarded([&] { load_kv_scales(held(session).layer(layer), scales); });
 }
 
 ClattnResult clattn_session_info(const ClattnSession* session, ClattnSessionInfo* info) {
   return guarded([&] {
-    const Session& of = deref(session, "session").session;
-    fill(info,
+    const Session& of = held(session);
+    fill(info, "info",
          {.struct_size = 0,
           .num_layers = of.num_layers(),
           .block_size = of.blocks().block_size(),
           .num_blocks = of.blocks().num_blocks(),
           .num_free_blocks = of.blocks().num_free(),
-          .reserved = 0},
-         "info");
+          .reserved = 0});
   });
 }
 
 ClattnResult clattn_session_add(ClattnSession* session, const int32_t* prompt, size_t num_tokens,
                                 uint64_t cache_salt, int64_t* id) {
-  return guarded([&] {
-    Session& of = deref(session, "session").session;
-    int64_t& number = deref(id, "id");
-    number = of.add(elements(prompt, num_tokens, "prompt"), cache_salt);
+  return give(id, "id", [&] {
+    return held(session).add(elements(prompt, num_tokens, "prompt"), cache_salt);
   });
 }
 
 ClattnResult clattn_session_fork(ClattnSession* session, int64_t id, int64_t* copy) {
-  return guarded([&] {
-    Session& of = deref(session, "session").session;
-    int64_t& number = deref(copy, "copy");
-    number = of.fork(id);
-  });
+  return give(copy, "copy", [&] { return held(session).fork(id); });
 }
 
 ClattnResult clattn_session_evict(ClattnSession* session, int64_t id) {
-  return guarded([&] { deref(session, "session").session.evict(id); });
+  return guarded([&] { held(session).evict(id); });
 }
 
 ClattnResult clattn_session_finish(ClattnSession* session, int64_t id) {
-  return guarded([&] { deref(session, "session").session.finish(id); });
+  return guarded([&] { held(session).finish(id); });
 }
 
 ClattnResult clattn_session_request_info(const ClattnSession* session, int64_t id,
                                          ClattnRequestInfo* info) {
   return guarded([&] {
-    const Session& of = deref(session, "session").session;
+    const Session& of = held(session);
     const auto tokens = of.tokens(id), blocks = of.block_table(id);
-    fill(info,
+    fill(info, "info",
          {.struct_size = 0,
           .num_tokens = count_of(tokens),
           .num_computed_tokens = of.num_computed_tokens(id),
           .num_blocks = count_of(blocks),
           .tokens = tokens.data(),
-          .block_table = blocks.data()},
-         "info");
+          .block_table = blocks.data()});
   });
 }
 
 ClattnResult clattn_session_step(ClattnSession* session, const ClattnStepRequest* requests,
                                  size_t num_requests, ClattnStepRows* rows) {
   return guarded([&] {
-    Session& of = deref(session, "session").session;
-    fill(rows, ClattnStepRows{}, "rows");  // before a step begins that nobody could see
-    std::vector<StepRequest> parts;
-    for (const ClattnStepRequest& given : elements(requests, num_requests, "requests"))
-      parts.push_back(request_of(given));
-    const Step& step = of.step(parts);
-    fill(rows,
+    Session& of = held(session);
+    fill(rows, "rows", {});  // before a step begins that nobody could see
+    const Step& step = of.step(each_of(requests, num_requests, "requests", request_of));
+    fill(rows, "rows",
          {.struct_size = 0,
           .num_requests = count_of(step.seq_lens),
           .num_tokens = step.num_tokens(),
@@ -164,16 +146,18 @@ ClattnResult clattn_session_step(ClattnSession* session, const ClattnStepRequest
           .token_ids = step.token_ids.data(),
           .positions = step.positions.data(),
           .query_start_loc = step.query_start_loc.data(),
-          .seq_lens = step.seq_lens.data()},
-         "rows");
+          .seq_lens = step.seq_lens.data()});
   });
 }
 
 ClattnResult clattn_session_attend(ClattnSession* session, int32_t layer,
                                    const ClattnTensors* tensors) {
   return guarded([&] {
-    Session& of = deref(session, "session").session;
     const ClattnTensors& given = read(tensors, "tensors");
-    of.attend(layer, tensors_of(given), forward_options_of(given));
+    held(session).attend(layer, tensors_of(given), forward_options_of(given));
   });
+}
+
+ClattnResult clattn_session_commit(ClattnSession* session) {
+  return guarded([&] { held(session).commit(); });
 }

@@ -59,6 +59,12 @@ void copy_text(std::string_view source, char* text, std::size_t capacity, std::s
   text[copied] = '\0';
 }
 
+std::string lines(std::span<const std::string> texts) {
+  std::string all;
+  for (const std::string& text : texts) all += text + '\n';
+  return all;
+}
+
 }  // namespace clattn::c_api
 
 using clattn::c_api::last_error;

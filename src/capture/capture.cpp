@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <clattn/config_fields.hpp>
 #include <cmath>
 #include <concepts>
 #include <string>
@@ -9,18 +10,14 @@
 #include <vector>
 
 #include "base/checked.hpp"
-#include "capture/case_cache.hpp"
+#include "capture/case.hpp"
 
 namespace clattn::detail {
 namespace {
 
-void add_floats(const NewCase& made, std::string_view name, const std::vector<float>& values) {
-  if (!values.empty()) made.add_values(name, values);
-}
-
 /// The keys of what decides the splits. Those that captures add to the format (docs/cases.md) are
 /// there only where they say something.
-void add_plan_keys(CaseKeys& keys, const PlanRecord& plan, KernelFamily family) {
+void add_plan_keys(CaseKeys& keys, const PlanRecord& plan) {
   keys.add("num_splits", plan.num_splits);
   if (plan.split_policy == SplitPolicy::kDeterministic) keys.text("split_policy", "deterministic");
   if (plan.limits) {
@@ -30,47 +27,23 @@ void add_plan_keys(CaseKeys& keys, const PlanRecord& plan, KernelFamily family) 
   }
   if (plan.fast_build) keys.add("fast_build", true);
   if (!plan.side_by_side) keys.add("side_by_side", false);
-  if (family != KernelFamily::kAuto) keys.text("kernel_family", to_string(family));
 }
 
+/// The type of a cache is a key of the cache.
 void add_attention_keys(CaseKeys& keys, const CapturedAttention& call) {
-  const AttentionConfig& config = call.config;
-  const auto size = [](std::int32_t value) {
-    return value > 0 ? std::to_string(value) : std::string("null");
-  };
-  keys.add("num_heads", config.num_heads)
-      .add("num_kv_heads", config.num_kv_heads)
-      .add("head_size", config.head_size)
-      .add("block_size", std::max(config.block_size, 1))
-      .text("dtype", to_string(config.dtype))
-      .add("scale", config.scale ? CaseKeys::number(*config.scale) : "null")
-      .add("causal", call.causal)
-      .add("sliding_window", size(config.sliding_window))
-      .add("attention_chunk_size", size(config.attention_chunk_size))
-      .number("logits_soft_cap", config.logits_soft_cap)
-      .text("attn_type", to_string(config.attn_type))
-      .text("backend", call.batch.backend.empty() ? "auto" : call.batch.backend)
-      .add("return_lse", call.tensors.lse != nullptr);
-}
-
-/// The keys behind those of the cache.
-void add_step_keys(CaseKeys& keys, const CapturedAttention& call) {
+  for_each_field([&](const auto& row) {
+    const bool always = row.name == "dtype" || row.name == "block_size";
+    if (is_case_key(row) && row.name != "kv_cache_dtype" && (always || row.is_set(call.config)))
+      keys.add(row.name, json_text(call.config.*row.member));
+  });
   const PlanRecord& plan = call.batch.plan;
-  add_plan_keys(keys, plan, call.config.kernel_family);
-  if (call.config.head_size_v != 0) keys.add("head_size_v", call.config.head_size_v);
+  const bool directed = call.config.use_directions && !call.batch.direction.empty();
+  if (!directed) keys.add("causal", call.causal);
+  keys.text("backend", call.batch.backend.empty() ? "auto" : call.batch.backend)
+      .add("return_lse", call.tensors.lse != nullptr);
+  add_plan_keys(keys, plan);
   if (plan.decode_threshold != 1) keys.add("decode_threshold", plan.decode_threshold);
   if (call.common_prefix_len != 0) keys.add("common_prefix_len", call.common_prefix_len);
-  if (call.config.fp8_products) keys.add("fp8_products", true);
-}
-
-/// What queries are divided by before they are rounded to 8 bits.
-void add_query_scale(NewCase& made, const KVCache& cache) {
-  if (!cache.scales || !cache.scales_query) return;
-  const std::size_t before = 2 * to_size(cache.scales_per_head ? cache.num_kv_heads : 1);
-  made.keys.number(
-      "q_scale",
-      std::abs(
-          read_as<float>(made.queue, cache.scales.handle(), before * sizeof(float), 1).front()));
 }
 
 /// The lengths that a step runs with: those that only the device knows are read from there.
@@ -87,7 +60,7 @@ void add_lengths(const NewCase& made, const BatchRecord& batch) {
   if (batch.device_lens.buffer != nullptr) made.add_values("seq_len_bounds", batch.seq_lens);
 }
 
-/// The pages of so many tokens of a request.
+/// The pages of this many tokens of a request.
 std::span<const std::int32_t> pages_of(const BatchRecord& batch, std::size_t request,
                                        std::int32_t tokens, std::int32_t block_size) {
   return batch.pages.subspan(to_size(batch.pages_at[request]),
@@ -116,22 +89,38 @@ void add_pages(NewCase& made, const CapturedAttention& call) {
   for (std::size_t r = 0; r < batch.seq_lens.size(); ++r)
     pages.push_back(pages_of(batch, r, batch.seq_lens[r], call.config.block_size));
   const std::vector<std::int32_t> used = add_table(made, pages);
-  std::visit(
-      [&](const auto* cache) {
-        add_cache(made, *cache, used);
-        add_cache_keys(made.keys, made.queue, *cache);
-        if constexpr (std::same_as<decltype(cache), const KVCache*>) {
-          if (call.config.fp8_products) add_query_scale(made, *cache);
-        }
-      },
-      call.cache);
+  const CaseCache cache = case_cache(call.cache);
+  add_cache(made, cache, used);
+  add_cache_keys(made, cache);
+  if (!call.config.fp8_products || !cache.query_scale_at) return;
+  // What queries are divided by before they are rounded to 8 bits.
+  const std::size_t at = *cache.query_scale_at * sizeof(float);
+  made.keys.number("q_scale", std::abs(read_as<float>(made.queue, cache.scales, at, 1).front()));
+}
+
+/// What the batch says of its requests beyond lengths, as far as the layer looks at it.
+void add_lists(const NewCase& made, const CapturedAttention& call) {
+  const BatchRecord& batch = call.batch;
+  if (call.config.use_directions && !batch.direction.empty())
+    made.add_values("direction", batch.direction);
+  if (call.config.use_first_keys && !batch.first_keys.empty())
+    made.add_values("first_keys", batch.first_keys);
+  if (call.config.use_trees && !batch.tree_start_loc.empty()) {
+    made.add_values("tree_start_loc", batch.tree_start_loc);
+    made.add_values("tree_parents", batch.tree_parents);
+  }
+  if (!call.config.use_spans || batch.span_start_loc.empty()) return;
+  made.add_values("span_start_loc", batch.span_start_loc);
+  made.add_values("spans", batch.spans, {std::ssize(batch.spans) / 2, 2});
 }
 
 void add_options(const NewCase& made, const CapturedAttention& call) {
-  add_floats(made, "alibi_slopes", call.config.alibi_slopes);
-  add_floats(made, "sinks", call.config.sinks);
+  for_each_field([&]<typename Value>(const ConfigField<Value>& row) {
+    if constexpr (std::is_same_v<Value, std::vector<float>>)
+      if (row.is_set(call.config)) made.add_values(row.name, call.config.*row.member);
+  });
   if (call.config.output_fp8) {
-    add_floats(made, "output_scale", read_as<float>(made.queue, call.options.output_scale, 0, 1));
+    made.add_values("output_scale", read_as<float>(made.queue, call.options.output_scale, 0, 1));
   }
   if (!call.config.custom_mask) return;
   const std::span<const std::int32_t> lens = call.batch.seq_lens;
@@ -165,7 +154,7 @@ std::vector<std::int32_t> add_token_requests(const NewCase& made, const Captured
   return add_table(made, pages);
 }
 
-/// [tokens, heads]: the first `count` rows of LSEs, zeros behind them.
+/// [tokens, heads]: the first `count` rows of LSEs, zeros after them.
 npy::NpyArray read_lse(const Queue& queue, const LseRef& from, std::int64_t tokens,
                        std::int64_t heads, std::int64_t count) {
   const bool packed = from.token_stride == 0 && from.head_stride == 0;
@@ -181,7 +170,7 @@ npy::NpyArray read_lse(const Queue& queue, const LseRef& from, std::int64_t toke
   return npy::array_of(lse, {tokens, heads});
 }
 
-/// `count` of the `num_tokens` rows of one side of a merge, zeros behind them.
+/// `count` of the `num_tokens` rows of one side of a merge, zeros after them.
 void add_state(const NewCase& made, const MergeAttnStates& config, std::string_view name,
                const OutputWithLse& state, std::int64_t count) {
   const std::int64_t heads = config.num_heads, tokens = config.num_tokens;
@@ -213,21 +202,21 @@ AddResults commit_rows(NewCase& made, ResultRows rows) {
 }
 
 /// A case of a write to `cache`, all but the rows: slots, the pages that they touch, keys.
-template <typename Cache>
-AddResults commit_write(NewCase& made, const SlotSource& written, DType dtype, const Cache& cache) {
+AddResults commit_write(NewCase& made, const SlotSource& written, DType dtype, CaseCache cache) {
   auto slots =
       read_as<std::int64_t>(made.queue, written.buffer, written.offset_bytes, written.num_tokens);
   std::vector<std::int32_t> pages;
   for (std::int64_t& slot : slots) {
-    const std::int64_t page = slot / cache.block_size;
-    const bool stores = slot >= 0 && page < cache.num_blocks;
+    const std::int64_t page = slot / cache.shape[1];
+    const bool stores = slot >= 0 && page < cache.shape[0];
     if (stores) pages.push_back(static_cast<std::int32_t>(page));
     if (!stores) slot = kPadSlotId;  // a case may only say so by -1
   }
   made.add_values("slot_mapping", slots);
   add_cache(made, cache, pages);
-  add_cache_keys(made.keys.text("dtype", to_string(dtype)), made.queue, cache);
-  return commit_cache(made, cache, std::move(pages));
+  made.keys.text("dtype", to_string(dtype));
+  add_cache_keys(made, cache);
+  return commit_cache(made, std::move(cache), std::move(pages));
 }
 
 }  // namespace
@@ -239,6 +228,7 @@ AddResults capture_attention(const CapturedAttention& call) {
                   {call.batch.query_start_loc.back(), config.num_heads, config.head_size});
   made.add_values("query_start_loc", call.batch.query_start_loc);
   add_lengths(made, call.batch);
+  add_lists(made, call);
   add_options(made, call);
   add_attention_keys(made.keys, call);
   if (config.contiguous_kv()) {
@@ -251,7 +241,6 @@ AddResults capture_attention(const CapturedAttention& call) {
   } else {
     add_pages(made, call);
   }
-  add_step_keys(made.keys, call);
   return commit_rows(made, {.name = "out",
                             .output = call.tensors.output,
                             .dtype = config.dtype,
@@ -262,15 +251,12 @@ AddResults capture_attention(const CapturedAttention& call) {
 }
 
 AddResults capture_cache_write(const CapturedCacheWrite& call) {
-  const auto capture = [&](const auto* cache) {
-    NewCase made(call.queue, "reshape_and_cache");
-    const std::vector<std::int64_t> shape = {call.slots.num_tokens, cache->num_kv_heads,
-                                             cache->head_size};
-    made.add_tensor("key", call.key, call.dtype, shape);
-    made.add_tensor("value", call.value, call.dtype, shape);
-    return commit_write(made, call.slots, call.dtype, *cache);
-  };
-  return std::visit(capture, call.cache);
+  NewCase made(call.queue, "reshape_and_cache");
+  CaseCache cache = case_cache(call.cache);
+  const std::vector<std::int64_t> shape = {call.slots.num_tokens, cache.shape[2], cache.shape[3]};
+  made.add_tensor("key", call.key, call.dtype, shape);
+  made.add_tensor("value", call.value, call.dtype, shape);
+  return commit_write(made, call.slots, call.dtype, std::move(cache));
 }
 
 AddResults capture_mla_decode(const CapturedMLADecode& call) {
@@ -280,12 +266,15 @@ AddResults capture_mla_decode(const CapturedMLADecode& call) {
   made.add_tensor("query", call.tensors.query, config.dtype,
                   {tokens, config.num_heads, std::int64_t{config.kv_lora_rank} + config.rope_dim});
   const std::vector<std::int32_t> pages = add_token_requests(made, call);
-  add_cache(made, call.cache, pages);
+  const CaseCache cache = case_cache(&call.cache);
+  add_cache(made, cache, pages);
   made.keys.text("dtype", to_string(config.dtype))
       .add("kv_lora_rank", config.kv_lora_rank)
       .number("scale", call.scale);
-  add_plan_keys(made.keys, call.batch.plan, config.kernel_family);
-  add_cache_keys(made.keys, made.queue, call.cache);
+  add_plan_keys(made.keys, call.batch.plan);
+  if (config.kernel_family != KernelFamily::kAuto)
+    made.keys.text("kernel_family", to_string(config.kernel_family));
+  add_cache_keys(made, cache);
   AddResults add = commit_rows(made, {.name = "out",
                                       .output = call.tensors.output,
                                       .dtype = config.dtype,
@@ -300,33 +289,34 @@ AddResults capture_concat_and_cache_mla(cl_command_queue handle, const LatentWri
   NewCase made(handle, "concat_and_cache_mla");
   made.add_tensor("kv_c", call.kv_c, call.dtype, {call.slots.num_tokens, cache.kv_lora_rank});
   made.add_tensor("k_pe", call.k_pe, call.dtype, {call.slots.num_tokens, cache.rope_dim});
-  return commit_write(made, call.slots, call.dtype, cache);
+  return commit_write(made, call.slots, call.dtype, case_cache(&cache));
 }
 
-AddResults capture_merge(const CapturedMerge& call) {
-  const MergeAttnStates& config = call.config;
-  NewCase made(call.queue, "merge_attn_states");
+AddResults capture_merge(cl_command_queue handle, const MergeAttnStates& config,
+                         const OutputWithLse& prefix, const OutputWithLse& suffix,
+                         const OutputWithLse& merged) {
+  NewCase made(handle, "merge_attn_states");
   std::int64_t with_context = config.prefill_tokens_with_context;
   if (with_context < 0 || with_context > config.num_tokens) with_context = config.num_tokens;
-  add_state(made, config, "prefix", call.prefix, with_context);
-  add_state(made, config, "suffix", call.suffix, config.num_tokens);
+  add_state(made, config, "prefix", prefix, with_context);
+  add_state(made, config, "suffix", suffix, config.num_tokens);
   made.keys.text("dtype", to_string(config.dtype))
       .text("lse_base", config.lse_base == LseBase::k2 ? "2" : "e")
       .add("prefill_tokens_with_context", with_context);
   if (config.output_dtype && is_quantized(*config.output_dtype)) {
     made.keys.text("output_dtype", to_string(*config.output_dtype));
     if (config.output_scale) {
-      add_floats(made, "output_scale",
-                 read_as<float>(made.queue, config.output_scale.handle(), 0, 1));
+      made.add_values("output_scale",
+                      read_as<float>(made.queue, config.output_scale.handle(), 0, 1));
     }
   }
   const DType dtype = config.output_dtype.value_or(config.dtype);
   const char* const name = dtype == DType::kInt8 ? "out_int8" : "out_fp8";
   return commit_rows(made, {.name = is_quantized(dtype) ? name : "out",
-                            .output = call.merged.output,
+                            .output = merged.output,
                             .dtype = dtype,
                             .shape = {config.num_tokens, config.num_heads, config.head_size},
-                            .lse = call.merged.lse});
+                            .lse = merged.lse});
 }
 
 }  // namespace clattn::detail

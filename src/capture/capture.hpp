@@ -14,6 +14,7 @@
 
 #include "base/environment.hpp"
 #include "capture/capture_pause.hpp"
+#include "capture/packed_pages.hpp"
 
 // CLATTN_CAPTURE_DIR: calls as case directories that `clattn run` executes. Capturing reads device
 // memory through the call's queue and so waits for all that was enqueued before. Of what its format
@@ -37,7 +38,7 @@ struct PlanRecord {
   SplitPolicy split_policy = SplitPolicy::kBalanced;
   std::optional<BatchLimits> limits = {};  ///< where they decide how long deterministic cuts are
   bool fast_build = false;
-  std::int32_t decode_threshold = 1;  ///< which requests stand first
+  std::int32_t decode_threshold = 1;  ///< which requests come first
   bool side_by_side = true;
 };
 
@@ -52,14 +53,17 @@ struct BatchRecord {
   std::string_view backend;
   PlanRecord plan = {};
   std::span<const std::int32_t> query_start_loc, seq_lens;
-  /// The pages of request r are pages[pages_at[r]] and those behind it. Contiguous keys: no pages,
+  /// The pages of request r are pages[pages_at[r]] and those after it. Contiguous keys: no pages,
   /// and the request's first key row stands at pages_at[r].
   std::span<const std::int32_t> pages_at, pages;
   LengthSource device_lens = {};  ///< if not null, what counts: seq_lens are their bounds
+  std::span<const Direction> direction = {};  ///< these as CommonAttentionMetadata has them
+  std::span<const std::int32_t> span_start_loc = {}, spans = {}, first_keys = {};
+  std::span<const std::int32_t> tree_start_loc = {}, tree_parents = {};
 };
 
 /// The cache of a call; null where its keys are contiguous.
-using CapturedCache = std::variant<const KVCache*, const PackedKVCache*>;
+using AnyCache = std::variant<const KVCache*, const PackedPages*, const MLACache*>;
 
 /// A forward(), of x-packed caches too, or forward_encoder() before it runs.
 struct CapturedAttention {
@@ -68,7 +72,7 @@ struct CapturedAttention {
   const BatchRecord& batch;
   bool causal = false;
   const AttentionTensors& tensors;  ///< keys and values count where they are contiguous
-  CapturedCache cache = {};
+  AnyCache cache = {};
   const ForwardOptions& options;
   std::int32_t common_prefix_len = 0;  ///< of a cascade
 };
@@ -86,7 +90,7 @@ struct CapturedCacheWrite {
   cl_command_queue queue = nullptr;
   TensorRef key = {}, value = {};
   DType dtype = DType::kF16;
-  CapturedCache cache = {};
+  AnyCache cache = {};
   SlotSource slots = {};
 };
 [[nodiscard]] AddResults capture_cache_write(const CapturedCacheWrite& call);
@@ -114,16 +118,13 @@ struct LatentWrite {
                                                       const LatentWrite& write);
 
 /// A merge_attn_states() before it runs.
-struct CapturedMerge {
-  cl_command_queue queue = nullptr;
-  const MergeAttnStates& config;
-  const OutputWithLse& prefix;
-  const OutputWithLse& suffix;
-  const OutputWithLse& merged;
-};
-[[nodiscard]] AddResults capture_merge(const CapturedMerge& call);
+[[nodiscard]] AddResults capture_merge(cl_command_queue queue, const MergeAttnStates& config,
+                                       const OutputWithLse& prefix, const OutputWithLse& suffix,
+                                       const OutputWithLse& merged);
 
-using AnyCache = std::variant<const KVCache*, const PackedKVCache*, const MLACache*>;
+/// Writes a move_tokens() or move_tokens_mla() of one layer, before it runs.
+[[nodiscard]] AddResults capture_move_tokens(cl_command_queue queue, AnyCache cache,
+                                             const TokenMoves& moves);
 /// Writes a copy_blocks() or copy_blocks_mla() of one layer, before it runs.
 [[nodiscard]] AddResults capture_copy_blocks(cl_command_queue queue, AnyCache cache,
                                              std::span<const BlockPair> mapping);

@@ -6,7 +6,7 @@
 
 #include "base/checked.hpp"
 #include "capture/capture.hpp"
-#include "capture/case_cache.hpp"
+#include "capture/case.hpp"
 
 // Operations on whole blocks, on metadata on the device, and on tensors without a cache.
 
@@ -24,15 +24,6 @@ std::vector<std::int64_t> add_mapping(const NewCase& made, std::span<const Block
   return ids;
 }
 
-/// The blocks of one side of a swap, all zero: the caller fills in those that are read.
-npy::NpyArray blocks_of(const CapturedSwap& call, std::int64_t num_blocks) {
-  const auto [tokens, heads, elements] = call.block_shape;
-  const auto bytes = to_size(tokens * heads * elements) * element_size_bytes(call.dtype);
-  return {std::string(npy::descr_of(call.dtype)),
-          {num_blocks, tokens, heads, elements},
-          std::vector<std::byte>(checked_mul(to_size(num_blocks), bytes, "captured blocks"))};
-}
-
 }  // namespace
 
 AddResults capture_copy_blocks(cl_command_queue handle, AnyCache cache,
@@ -40,16 +31,31 @@ AddResults capture_copy_blocks(cl_command_queue handle, AnyCache cache,
   const bool latent = std::holds_alternative<const MLACache*>(cache);
   NewCase made(handle, latent ? "copy_blocks_mla" : "copy_blocks");
   const std::vector<std::int64_t> ids = add_mapping(made, mapping);
+  CaseCache kept = case_cache(cache);
+  std::vector<std::int32_t> pages(ids.begin(), ids.end());
+  add_cache(made, kept, pages);
+  add_storage_keys(made.keys, kept);
+  return commit_cache(made, std::move(kept), std::move(pages));
+}
+
+AddResults capture_move_tokens(cl_command_queue handle, AnyCache cache, const TokenMoves& moves) {
+  const auto* const rows = std::get_if<const MLACache*>(&cache);
+  NewCase made(handle, rows != nullptr ? "move_tokens_mla" : "move_tokens");
+  made.add_values("src_slots", moves.src_slots);
+  made.add_values("dst_slots", moves.dst_slots);
+  made.add_values("starts", moves.starts);
+  const std::int32_t block_size =
+      rows != nullptr ? (*rows)->block_size : std::get<const KVCache*>(cache)->block_size;
   std::vector<std::int32_t> pages;
-  pages.reserve(ids.size());
-  for (const std::int64_t id : ids) pages.push_back(static_cast<std::int32_t>(id));
-  return std::visit(
-      [&](const auto* each) {
-        add_cache(made, *each, pages);
-        add_storage_keys(made.keys, *each);
-        return commit_cache(made, *each, pages);
-      },
-      cache);
+  for (const auto& slots : {moves.src_slots, moves.dst_slots})
+    for (const std::int64_t slot : slots)
+      pages.push_back(static_cast<std::int32_t>(slot / block_size));
+  std::ranges::sort(pages);
+  pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
+  CaseCache kept = case_cache(cache);
+  add_cache(made, kept, pages);
+  add_storage_keys(made.keys, kept);
+  return commit_cache(made, std::move(kept), std::move(pages));
 }
 
 AddResults capture_gather(cl_command_queue handle, const MLACache& cache, TensorRef destination,
@@ -68,9 +74,10 @@ AddResults capture_gather(cl_command_queue handle, const MLACache& cache, Tensor
   made.add_values("cu_seq_lens", gather.cu_seq_lens);
   made.add_values("block_table", table, {num_reqs, gather.block_table_stride});
   if (!gather.seq_starts.empty()) made.add_values("seq_starts", gather.seq_starts);
-  add_cache(made, cache, used);
+  const CaseCache kept = case_cache(&cache);
+  add_cache(made, kept, used);
   made.keys.text("dtype", to_string(dtype)).add("kv_lora_rank", cache.kv_lora_rank);
-  add_cache_keys(made.keys, made.queue, cache);
+  add_cache_keys(made, kept);
   const std::vector<std::int64_t> shape = {gather.cu_seq_lens.back(),
                                            std::int64_t{cache.kv_lora_rank} + cache.rope_dim};
   return made.commit([=](const CaseResults& results, const Queue& queue) {
@@ -97,7 +104,8 @@ void capture_calc_kv_scales(const CapturedScales& call) {
 void capture_swap_blocks(const CapturedSwap& call) {
   NewCase made(call.queue, "swap_blocks");
   made.queue.finish();  // earlier calls may still be writing the host's blocks
-  npy::NpyArray source = blocks_of(call, call.source_blocks);
+  const auto [tokens, heads, elements] = call.block_shape;
+  npy::NpyArray source = zeros(call.dtype, {call.source_blocks, tokens, heads, elements});
   const std::size_t bytes =
       call.source_blocks == 0 ? 0 : source.data.size() / to_size(call.source_blocks);
   for (const BlockPair& pair : call.mapping) {
@@ -111,7 +119,7 @@ void capture_swap_blocks(const CapturedSwap& call) {
     }
   }
   made.add("src_cache", source);
-  made.add("dst_cache", blocks_of(call, call.destination_blocks));
+  made.add("dst_cache", zeros(call.dtype, {call.destination_blocks, tokens, heads, elements}));
   add_mapping(made, call.mapping);
   made.keys.text("kv_cache_dtype", to_string(call.dtype)).text("direction", call.direction);
   made.commit();

@@ -1,13 +1,15 @@
 #include <clattn/mla.hpp>
-#include <limits>
+#include <cmath>
 #include <utility>
 
 #include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/choose/config_reasons.hpp"
+#include "kernels/launch/cache_write.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "kernels/step/paged_builder.hpp"
+#include "opencl/copy.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn::detail {
@@ -26,11 +28,10 @@ KernelShape shape_of(const MLAConfig& config) {
           .rope_dim = config.rope_dim};
 }
 
-LayerCall layer_call(const MLACache& cache, float scale_log2e) {
+LayerCall layer_call(const MLACache& cache, float scale) {
   const cl_mem rows = cache.buffer.handle();
   LayerCall layer{.k = rows, .v = rows};
-  layer.args.scale_log2e = scale_log2e;
-  layer.args.key_dim_stride = 1;
+  layer.args.scale_log2e = scale * kLog2E;
   layer.args.scale_stride = cache.scale ? 0 : -1;
   if (is_quantized(cache.dtype)) layer.add(cache.scale.handle());
   return layer;
@@ -40,7 +41,7 @@ class PagedMLAImpl final : public MLAImpl {
  public:
   PagedMLAImpl(const MLAConfig& config, std::shared_ptr<const AttentionKernels> kernels)
       : config_(config),
-        scale_log2e_(softmax_scale(config.scale, config.kv_lora_rank + config.rope_dim) * kLog2E),
+        scale_(softmax_scale(config.scale, config.kv_lora_rank + config.rope_dim)),
         kernels_(std::move(kernels)) {}
 
   const MLAConfig& config() const noexcept override { return config_; }
@@ -52,21 +53,25 @@ class PagedMLAImpl final : public MLAImpl {
     const PagedStepView& step = *metadata.step();
     AddResults add;
     if (capturing()) {
-      const float scale = softmax_scale(config_.scale, config_.kv_lora_rank + config_.rope_dim);
-      add =
-          capture_mla_decode({queue, config_, step.batch, step.causal != 0, tensors, cache, scale});
+      add = capture_mla_decode(
+          {queue, config_, step.batch, step.causal != 0, tensors, cache, scale_});
     }
-    LayerCall layer = layer_call(cache, scale_log2e_);
-    launch_step({queue, *kernels_, step, tensors}, layer, event, launches);
+    LayerCall layer = layer_call(cache, scale_);
+    launch_step(queue, *kernels_, step, tensors, layer, event, launches);
     add_results(add, queue);
   }
 
   void check_forward(cl_command_queue queue, const AttentionTensors& tensors, const MLACache& cache,
                      const AttentionMetadata& metadata) const override {
     check_layer_cache(cache, kernels_->shape);
-    const PagedStepView& step = checked_step(metadata, *kernels_);
+    refuse_keys(tensors, "concat_and_cache_mla()");
+    const PagedStepView& step = checked_step(metadata, queue, *kernels_);
     check_block_ids(step.block_ids, cache.num_blocks);
-    check_step_call({queue, *kernels_, step, tensors});
+    check_step_call(queue, *kernels_, step, tensors);
+    check_apart(tensors, nullptr, kernels_->shape, num_rows(step, queue), {});
+    require_context(
+        {{"kv_cache", cache.buffer.handle()}, {"kv_cache: scale", cache.scale.handle()}},
+        kernels_->runtime->context());
   }
 
   void warm_up(cl_command_queue queue) const override {
@@ -75,7 +80,7 @@ class PagedMLAImpl final : public MLAImpl {
     cache.buffer = memory.zeros;
     if (is_quantized(kernels_->shape.cache_dtype)) cache.scale = memory.zeros;
     cache.dtype = kernels_->shape.cache_dtype;
-    launch_idle_step(queue, *kernels_, layer_call(cache, scale_log2e_), memory);
+    launch_idle_step(queue, *kernels_, layer_call(cache, scale_), memory);
     Queue::adopt(queue).finish();
   }
 
@@ -84,7 +89,7 @@ class PagedMLAImpl final : public MLAImpl {
 
  private:
   MLAConfig config_;
-  float scale_log2e_;
+  float scale_;
   std::shared_ptr<const AttentionKernels> kernels_;
 };
 
@@ -94,7 +99,6 @@ std::shared_ptr<const AttentionKernels> checked_kernels(Context& context, const 
 }
 
 }  // namespace
-
 }  // namespace clattn::detail
 
 namespace clattn {
@@ -115,7 +119,10 @@ std::vector<std::string> validate_mla_configuration(const MLAConfig& config,
     detail::append_if(reasons, value < low || value > high || value % step != 0,
                       "{} is {}, supported: {} … {} in steps of {}", name, value, low, high, step);
   }
-  detail::append_type_reasons(config.dtype, config.scale, reasons);
+  detail::append_type_reasons(config.dtype, reasons);
+  const float scale = config.scale.value_or(0);
+  detail::append_if(reasons, !std::isfinite(scale), "scale is {}, supported: finite numbers",
+                    scale);
   if (capabilities == nullptr) return reasons;
   detail::append_missing_kernels({detail::Role::kMLADecode, detail::Role::kMerge},
                                  config.kernel_family, *capabilities, reasons);
@@ -131,8 +138,8 @@ std::unique_ptr<AttentionMetadataBuilder> make_mla_builder(std::shared_ptr<Conte
                                                            const BuilderOptions& options) {
   auto kernels = detail::checked_kernels(*context, config);
   return std::make_unique<detail::PagedMetadataBuilder<AttentionMetadata>>(
-      std::move(context), std::move(kernels), detail::StepRules{}, options,
-      std::numeric_limits<std::int32_t>::max(), kMLABackendName);
+      std::move(context), std::move(kernels),
+      detail::StepRules{.backend = kMLABackendName, .only_decodes = true}, options);
 }
 
 }  // namespace clattn

@@ -1,5 +1,6 @@
 #include <array>
 #include <clattn/cache_ops.hpp>
+#include <vector>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -15,79 +16,74 @@ namespace clattn {
 
 namespace {
 
-using detail::KernelLease, detail::op_kernel, detail::OpKernel, detail::require_size;
+using detail::KernelLease, detail::op_kernel, detail::OpKernel;
 using detail::throw_invalid, detail::throw_invalid_if, detail::to_size;
 
 constexpr const char* kFile = "cache/advance_step.cl";
 
-/// Throws if a buffer that is written overlaps another one: kernels check the numbers that they
-/// find, and one that changes under them could lead anywhere.
-void require_apart(const AdvanceStep& step, const AdvanceStepPages* pages) {
-  constexpr std::array<std::string_view, 10> kNames = {
-      "sampled_token_ids", "block_tables",          "input_tokens",     "input_positions",
-      "seq_lens",          "slot_mapping",          "paged_kv_indices", "paged_kv_indptr",
-      "block_table_bound", "paged_kv_last_page_len"};
-  constexpr std::size_t kNumRead = 2, kNumOfStep = 6;
-  std::array<const Buffer*, kNames.size()> buffers = {
-      &step.sampled_token_ids, &step.block_tables, &step.input_tokens,
-      &step.input_positions,   &step.seq_lens,     &step.slot_mapping};
+/// A buffer of a call: what it must hold, and whether kernels write it. Those that are only read
+/// come first.
+struct Operand {
+  std::string_view name;
+  const Buffer* buffer;
+  std::int64_t count;
+  std::size_t element_bytes;
+  bool written = true;
+};
+
+std::vector<Operand> operands_of(const AdvanceStep& step, const AdvanceStepPages* pages) {
+  const std::int64_t rows = step.num_seqs;
+  const std::int64_t entries =
+      detail::checked_mul(rows, step.block_table_stride, "advance_step: block_tables");
+  std::vector<Operand> all = {
+      {"sampled_token_ids", &step.sampled_token_ids, step.num_queries, 8, false},
+      {"block_tables", &step.block_tables, entries, 4, false},
+      {"input_tokens", &step.input_tokens, rows, 8},
+      {"input_positions", &step.input_positions, rows, 8},
+      {"seq_lens", &step.seq_lens, rows, 4},
+      {"slot_mapping", &step.slot_mapping, rows, 8}};
   if (pages != nullptr) {
-    buffers[6] = &pages->paged_kv_indices;
-    buffers[7] = &pages->paged_kv_indptr;
-    buffers[8] = &pages->block_table_bound;
-    buffers[9] = &pages->paged_kv_last_page_len;
+    all.push_back({"paged_kv_indices", &pages->paged_kv_indices, 0, 4});
+    all.push_back({"paged_kv_indptr", &pages->paged_kv_indptr, rows + 1, 4});
+    all.push_back({"block_table_bound", &pages->block_table_bound, rows, 4});
+    all.push_back({"paged_kv_last_page_len", &pages->paged_kv_last_page_len, rows, 4});
   }
-  std::array<detail::MemoryPlace, kNames.size()> places;
-  for (std::size_t i = 0; i < (pages == nullptr ? kNumOfStep : kNames.size()); ++i) {
-    places.at(i) = detail::place_of(buffers.at(i)->handle());
-    for (std::size_t k = 0; k < i && i >= kNumRead; ++k) {
-      // Unsigned: what begins in front of the other is far behind it.
-      const auto begins_in = [&](std::size_t one, std::size_t other) {
-        return places.at(one).offset_bytes - places.at(other).offset_bytes <
-               buffers.at(other)->size_bytes();
-      };
-      throw_invalid_if(
-          places.at(i).memory == places.at(k).memory && (begins_in(i, k) || begins_in(k, i)),
-          "advance_step: {} and {} overlap, legal: memory of its own for each", kNames.at(k),
-          kNames.at(i));
+  return all;
+}
+
+/// Throws if a buffer is too small, or one that is written overlaps another one: kernels check the
+/// numbers that they find, and one that changes under them could lead anywhere.
+void check_operands(const std::vector<Operand>& all) {
+  std::vector<detail::MemoryPlace> places;
+  // Unsigned: what begins in front of the other is far after it.
+  const auto begins_in = [&](std::size_t one, std::size_t other) {
+    return places[one].offset_bytes - places[other].offset_bytes < all[other].buffer->size_bytes();
+  };
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    detail::require_size(*all[i].buffer, all[i].count, all[i].element_bytes,
+                         fmt::format("advance_step: {}", all[i].name));
+    places.push_back(detail::place_of(all[i].buffer->handle()));
+    for (std::size_t k = 0; k < i && all[i].written; ++k) {
+      throw_invalid_if(places[i].memory == places[k].memory && (begins_in(i, k) || begins_in(k, i)),
+                       "advance_step: {} and {} overlap, legal: memory of its own for each",
+                       all[k].name, all[i].name);
     }
   }
 }
 
-void check_step(const AdvanceStep& step) {
-  throw_invalid_if(step.num_seqs < 0 || step.num_seqs >= CLA_ERROR_ROWS,
-                   "advance_step: num_seqs is {}, legal: 0 … {}", step.num_seqs,
-                   CLA_ERROR_ROWS - 1);
+void check_step(const AdvanceStep& step, const AdvanceStepPages* pages) {
+  detail::check_between("advance_step: num_seqs", step.num_seqs, 0, CLA_ERROR_ROWS - 1);
   throw_invalid_if(step.num_queries < 0 || step.num_queries > step.num_seqs,
                    "advance_step: num_queries is {}, legal: 0 … {} (num_seqs)", step.num_queries,
                    step.num_seqs);
-  throw_invalid_if(step.block_size < 1, "advance_step: block_size is {}, legal: >= 1",
-                   step.block_size);
-  throw_invalid_if(step.num_blocks < 0 || step.block_table_stride < 0,
-                   "advance_step: num_blocks is {}, block_table_stride {}, legal: >= 0",
-                   step.num_blocks, step.block_table_stride);
-  require_size(step.input_tokens, step.num_seqs, 8, "advance_step: input_tokens");
-  require_size(step.sampled_token_ids, step.num_queries, 8, "advance_step: sampled_token_ids");
-  require_size(step.input_positions, step.num_seqs, 8, "advance_step: input_positions");
-  require_size(step.seq_lens, step.num_seqs, 4, "advance_step: seq_lens");
-  require_size(step.slot_mapping, step.num_seqs, 8, "advance_step: slot_mapping");
-  require_size(step.block_tables,
-               detail::checked_mul(std::int64_t{step.num_seqs}, step.block_table_stride,
-                                   "advance_step: block_tables"),
-               4, "advance_step: block_tables");
-}
-
-void check_pages(const AdvanceStep& step, const AdvanceStepPages& pages) {
+  detail::check_at_least("advance_step: block_size", step.block_size, 1);
+  detail::check_at_least("advance_step: num_blocks", step.num_blocks, 0);
+  detail::check_at_least("advance_step: block_table_stride", step.block_table_stride, 0);
+  check_operands(operands_of(step, pages));
   const std::int64_t most = step.num_queries * step.block_table_stride;
-  throw_invalid_if(most > INT32_MAX,
+  throw_invalid_if(pages != nullptr && most > INT32_MAX,
                    "advance_step: {} rows of {} pages, legal: up to {} pages in all",
                    step.num_queries, step.block_table_stride, INT32_MAX);
-  require_size(pages.paged_kv_indices, 0, 4, "advance_step: paged_kv_indices");
-  require_size(pages.paged_kv_indptr, std::int64_t{step.num_seqs} + 1, 4,
-               "advance_step: paged_kv_indptr");
-  require_size(pages.paged_kv_last_page_len, step.num_seqs, 4,
-               "advance_step: paged_kv_last_page_len");
-  require_size(pages.block_table_bound, step.num_seqs, 4, "advance_step: block_table_bound");
 }
 
 /// Before the rows advance, which happens once.
@@ -125,9 +121,7 @@ void find_pages(const Context& context, cl_command_queue queue, const AdvanceSte
 void advance(const Context& context, cl_command_queue queue, const AdvanceStep& step,
              const AdvanceStepPages* pages, DeviceErrors& errors, Event* event) {
   detail::require_in_order(queue);
-  check_step(step);
-  if (pages != nullptr) check_pages(step, *pages);
-  require_apart(step, pages);
+  check_step(step, pages);
   check_metadata(queue, step, errors);
   detail::AddResults add;
   if (detail::capturing()) add = detail::capture_advance_step(queue, step);

@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <clattn/cache_ops.hpp>
-#include <numeric>
 #include <vector>
 
 #include "base/checked.hpp"
@@ -15,21 +13,9 @@ namespace clattn {
 
 namespace {
 
-using detail::CachePlanes, detail::checked_mul, detail::Plane, detail::PlaneLayout;
+using detail::CachePlanes, detail::checked_mul, detail::kMaxPlanes, detail::Plane;
+using detail::PlaneLayout;
 using detail::throw_invalid_if;
-
-constexpr std::size_t kMaxPlanes = 16;  // of one launch: CLA_MAX_PLANES
-
-/// The widest unit that divides every size and place of the copy.
-std::int64_t unit_bytes(const PlaneLayout& layout, std::span<const Plane> planes) {
-  std::int64_t common = std::gcd(std::gcd(layout.block_stride, layout.row),
-                                 std::gcd(layout.inner_stride, layout.outer_stride));
-  for (const Plane& plane : planes) common = std::gcd(common, plane.offset);
-  for (const std::int64_t unit : {16, 4}) {
-    if (common % unit == 0) return unit;
-  }
-  return 1;
-}
 
 std::int32_t to_int(std::int64_t value) {
   throw_invalid_if(value > INT32_MAX, "copy_blocks: {} units or pairs, legal: up to {}", value,
@@ -40,7 +26,7 @@ std::int32_t to_int(std::int64_t value) {
 /// One launch: up to kMaxPlanes planes.
 void copy_planes(const Context& context, cl_command_queue queue, const PlaneLayout& layout,
                  std::span<const Plane> planes, std::span<const BlockPair> mapping, Event* event) {
-  const std::int64_t unit = unit_bytes(layout, planes);
+  const std::int64_t unit = detail::copy_unit(layout, planes);
   const std::int64_t block_units = checked_mul(
       layout.row / unit, checked_mul(layout.inner_count, layout.outer_count, "copy_blocks: rows"),
       "copy_blocks: bytes of a block");
@@ -78,9 +64,12 @@ void copy_planes(const Context& context, cl_command_queue queue, const PlaneLayo
   device_meta.used_until(done, event);
 }
 
+}  // namespace
+
 template <typename Cache>
-void copy_all(const Context& context, cl_command_queue queue, std::span<const Cache> caches,
-              std::span<const BlockPair> mapping, Event* event) {
+void detail::copy_pages(const Context& context, cl_command_queue queue,
+                        std::span<const Cache> caches, std::span<const BlockPair> mapping,
+                        Event* event) {
   detail::clear(event);
   detail::refuse_recording(queue, "copy_blocks");
   if (caches.empty()) return;
@@ -97,8 +86,8 @@ void copy_all(const Context& context, cl_command_queue queue, std::span<const Ca
         layout.inner_count, layout.row, to_string(caches[0].dtype));
     planes.insert(planes.end(), each.planes.begin(), each.planes.end());
   }
-  detail::check_mapping(mapping, layout.num_blocks, layout.num_blocks);
-  detail::require_one_role(mapping);
+  detail::check_mapping(mapping, layout.num_blocks, layout.num_blocks,
+                        detail::CopyWithin::kOneCache);
   if (mapping.empty()) return;
   std::vector<detail::AddResults> results;
   if (detail::capturing()) {
@@ -115,24 +104,19 @@ void copy_all(const Context& context, cl_command_queue queue, std::span<const Ca
   }
   for (const detail::AddResults& add : results) detail::add_results(add, queue);
 }
-
-}  // namespace
+template void detail::copy_pages(const Context& context, cl_command_queue queue,
+                                 std::span<const PackedPages> caches,
+                                 std::span<const BlockPair> mapping, Event* event);
 
 void copy_blocks(const Context& context, cl_command_queue queue, std::span<const KVCache> caches,
                  std::span<const BlockPair> mapping, Event* event) {
-  copy_all(context, queue, caches, mapping, event);
-}
-
-void copy_blocks(const Context& context, cl_command_queue queue,
-                 std::span<const PackedKVCache> caches, std::span<const BlockPair> mapping,
-                 Event* event) {
-  copy_all(context, queue, caches, mapping, event);
+  detail::copy_pages(context, queue, caches, mapping, event);
 }
 
 void copy_blocks_mla(const Context& context, cl_command_queue queue,
                      std::span<const MLACache> caches, std::span<const BlockPair> mapping,
                      Event* event) {
-  copy_all(context, queue, caches, mapping, event);
+  detail::copy_pages(context, queue, caches, mapping, event);
 }
 
 }  // namespace clattn

@@ -20,9 +20,8 @@ DType output_type(const MergeAttnStates& config) {
 }
 
 void check_merge(const MergeAttnStates& config) {
-  detail::check_count(config.num_tokens, "merge_attn_states: num_tokens");
-  throw_invalid_if(config.num_heads < 1, "merge_attn_states: num_heads is {}, legal: >= 1",
-                   config.num_heads);
+  detail::check_between("merge_attn_states: num_tokens", config.num_tokens, 0, INT32_MAX);
+  detail::check_at_least("merge_attn_states: num_heads", config.num_heads, 1);
   throw_invalid_if(config.head_size < 8 || config.head_size % 8 != 0,
                    "merge_attn_states: head_size is {}, legal: multiples of 8", config.head_size);
   const DType output = output_type(config);
@@ -39,12 +38,6 @@ void check_merge(const MergeAttnStates& config) {
   (void)detail::checked_mul(config.num_heads, config.head_size,
                             "merge_attn_states: elements of a token");
 }
-
-/// A state's outputs: of how many tokens, in which type.
-struct Rows {
-  std::int64_t count;
-  DType dtype;
-};
 
 void bind_lse(KernelLease& lease, const MergeAttnStates& config, LseRef lse, std::int64_t count,
               std::string_view name) {
@@ -65,10 +58,9 @@ void bind_lse(KernelLease& lease, const MergeAttnStates& config, LseRef lse, std
 }
 
 void bind_state(KernelLease& lease, const MergeAttnStates& config, const OutputWithLse& state,
-                const Rows& rows, std::string_view name) {
-  const std::int64_t row = std::int64_t{config.num_heads} * config.head_size;
-  const std::int64_t stride = detail::bounded_token_stride(
-      state.output, {rows.count, row, rows.dtype}, fmt::format("{}.output", name));
+                const detail::TokenRows& rows, std::string_view name) {
+  const std::int64_t stride =
+      detail::bounded_token_stride(state.output, rows, fmt::format("{}.output", name));
   lease.args(state.output.buffer, cl_long{state.output.offset}, cl_long{stride});
   bind_lse(lease, config, state.lse, rows.count, fmt::format("{}.lse", name));
 }
@@ -94,11 +86,12 @@ void detail::enqueue_merge(const OpKernel& kernel, cl_command_queue queue,
       config.prefill_tokens_with_context < 0
           ? config.num_tokens
           : std::min(config.prefill_tokens_with_context, config.num_tokens);
-  bind_state(lease, config, merged, {config.num_tokens, output_type(config)}, "merged");
-  bind_state(lease, config, prefix, {with_context, config.dtype}, "prefix");
-  bind_state(lease, config, suffix, {config.num_tokens, config.dtype}, "suffix");
+  const std::int64_t row = std::int64_t{config.num_heads} * config.head_size;
+  bind_state(lease, config, merged, {config.num_tokens, row, output_type(config)}, "merged");
+  bind_state(lease, config, prefix, {with_context, row, config.dtype}, "prefix");
+  bind_state(lease, config, suffix, {config.num_tokens, row, config.dtype}, "suffix");
   AddResults add;
-  if (capturing()) add = capture_merge({queue, config, prefix, suffix, merged});
+  if (capturing()) add = capture_merge(queue, config, prefix, suffix, merged);
   lease
       .args(cl_int{config.num_heads}, cl_int{config.head_size}, cl_long{with_context},
             cl_int{merged.lse.buffer != nullptr ? 1 : 0}, config.output_scale,

@@ -15,30 +15,15 @@ namespace {
 
 using detail::throw_invalid_if, detail::to_size;
 
-void check_starts(const MLACache& cache, const MLAGather& gather, std::size_t num_reqs) {
-  if (gather.seq_starts.empty()) return;
-  throw_invalid_if(gather.seq_starts.size() != num_reqs, "seq_starts: {} entries, legal: 0 or {}",
-                   gather.seq_starts.size(), num_reqs);
-  for (std::size_t r = 0; r < num_reqs; ++r) {
-    const std::int32_t start = gather.seq_starts[r];
-    throw_invalid_if(start < 0 || start % cache.block_size != 0,
-                     "seq_starts: request {} starts at {}, legal: multiples of the block size {}",
-                     r, start, cache.block_size);
-  }
-}
-
-std::int32_t first_page(const MLACache& cache, const MLAGather& gather, std::size_t request) {
-  return gather.seq_starts.empty() ? 0 : gather.seq_starts[request] / cache.block_size;
-}
-
-void check_pages(const MLACache& cache, const MLAGather& gather, std::size_t request) {
+/// The used entries of a request's row of the block table, from number `first` on.
+void check_pages(const MLACache& cache, const MLAGather& gather, std::size_t request,
+                 std::int64_t first) {
   const std::int32_t length = gather.cu_seq_lens[request + 1] - gather.cu_seq_lens[request];
-  const std::int64_t begin = first_page(cache, gather, request);
-  const std::int64_t end = begin + detail::ceil_div(length, cache.block_size);
+  const std::int64_t end = first + detail::ceil_div(length, cache.block_size);
   throw_invalid_if(length > 0 && end > gather.block_table_stride,
                    "block_table: request {} needs {} pages, legal: up to {}", request, end,
                    gather.block_table_stride);
-  for (std::int64_t c = begin; c < end; ++c) {
+  for (std::int64_t c = first; c < end; ++c) {
     const std::int32_t block =
         gather.block_table[request * to_size(gather.block_table_stride) + to_size(c)];
     throw_invalid_if(block < 0 || block >= cache.num_blocks,
@@ -47,33 +32,33 @@ void check_pages(const MLACache& cache, const MLAGather& gather, std::size_t req
   }
 }
 
-/// Throws for what the kernel would stumble over; returns the number of requests.
-std::size_t check_gather(const MLACache& cache, const MLAGather& gather) {
-  throw_invalid_if(gather.cu_seq_lens.empty() || gather.cu_seq_lens[0] != 0,
+/// Prefix sums, first pages and table, as the kernel reads them. Throws for what it would stumble
+/// over.
+std::vector<std::int32_t> checked_meta(const MLACache& cache, const MLAGather& gather) {
+  const auto &sums = gather.cu_seq_lens, &starts = gather.seq_starts;
+  throw_invalid_if(sums.empty() || sums[0] != 0,
                    "cu_seq_lens: {}, legal: prefix sums that begin with 0",
-                   gather.cu_seq_lens.empty() ? "empty" : "begins elsewhere");
-  const std::size_t num_reqs = gather.cu_seq_lens.size() - 1;
+                   sums.empty() ? "empty" : "begins elsewhere");
+  const std::size_t num_reqs = sums.size() - 1;
   throw_invalid_if(
       gather.block_table_stride < 0 ||
           gather.block_table.size() !=
               detail::checked_mul(num_reqs, to_size(gather.block_table_stride), "block_table"),
       "block_table: {} entries, legal: {} requests x {} pages", gather.block_table.size(), num_reqs,
       gather.block_table_stride);
-  check_starts(cache, gather, num_reqs);
+  throw_invalid_if(!starts.empty() && starts.size() != num_reqs,
+                   "seq_starts: {} entries, legal: 0 or {}", starts.size(), num_reqs);
+  std::vector<std::int32_t> meta(sums.begin(), sums.end());
   for (std::size_t r = 0; r < num_reqs; ++r) {
-    throw_invalid_if(gather.cu_seq_lens[r + 1] < gather.cu_seq_lens[r],
+    throw_invalid_if(sums[r + 1] < sums[r],
                      "cu_seq_lens: entry {} is {}, legal: at least entry {}'s {}", r + 1,
-                     gather.cu_seq_lens[r + 1], r, gather.cu_seq_lens[r]);
-    check_pages(cache, gather, r);
-  }
-  return num_reqs;
-}
-
-/// Prefix sums, first pages and table, as the kernel reads them.
-std::vector<std::int32_t> gather_meta(const MLACache& cache, const MLAGather& gather) {
-  std::vector<std::int32_t> meta(gather.cu_seq_lens.begin(), gather.cu_seq_lens.end());
-  for (std::size_t r = 0; r + 1 < gather.cu_seq_lens.size(); ++r) {
-    meta.push_back(first_page(cache, gather, r));
+                     sums[r + 1], r, sums[r]);
+    const std::int32_t start = starts.empty() ? 0 : starts[r];
+    throw_invalid_if(start < 0 || start % cache.block_size != 0,
+                     "seq_starts: request {} starts at {}, legal: multiples of the block size {}",
+                     r, start, cache.block_size);
+    meta.push_back(start / cache.block_size);
+    check_pages(cache, gather, r, meta.back());
   }
   meta.insert(meta.end(), gather.block_table.begin(), gather.block_table.end());
   return meta;
@@ -123,8 +108,6 @@ MLACache make_mla_cache(const KVCache& cache, std::int32_t rope_dim) {
   throw_invalid_if(rope_dim < 8 || rope_dim % 8 != 0 || rope_dim >= cache.head_size,
                    "rope_dim is {}, legal: multiples of 8 below the cache's head_size {}", rope_dim,
                    cache.head_size);
-  throw_invalid_if(cache.keys_by_dim(), "kv_cache: key_dim_stride is {}, legal for latent rows: 1",
-                   cache.key_dim_stride);
   const std::int64_t page = std::int64_t{cache.block_size} * cache.head_size;
   throw_invalid_if(
       cache.k_offset != 0 || cache.v_offset != 0 || cache.token_stride != cache.head_size ||
@@ -151,7 +134,7 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
   detail::clear(event);
   detail::refuse_recording(queue, "gather_and_maybe_dequant_cache");
   detail::check_cache(cache);
-  const std::size_t num_reqs = check_gather(cache, gather);
+  const std::vector<std::int32_t> meta = checked_meta(cache, gather);
   const std::int32_t width = cache.kv_lora_rank + cache.rope_dim;
   const std::int64_t stride = detail::bounded_token_stride(
       destination, {gather.cu_seq_lens.back(), width, dtype}, "destination");
@@ -161,15 +144,14 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
   if (gather.cu_seq_lens.back() == 0) return;
   detail::AddResults add;
   if (detail::capturing()) add = detail::capture_gather(queue, cache, destination, dtype, gather);
-  const std::vector<std::int32_t> meta = gather_meta(cache, gather);
   detail::CallMemory::Lease device_meta =
       context.runtime().call_memory().upload(queue, std::as_bytes(std::span(meta)));
   Event done;
   kernel.pool->acquire()
       .args(cache.buffer, cache.scale, cl_int{cache.scale ? 1 : 0}, cl_int{width},
             cl_int{cache.block_size}, destination.buffer, cl_long{destination.offset},
-            cl_long{stride}, device_meta.buffer(), static_cast<cl_int>(num_reqs),
-            cl_long{gather.block_table_stride})
+            cl_long{stride}, device_meta.buffer(),
+            static_cast<cl_int>(gather.cu_seq_lens.size() - 1), cl_long{gather.block_table_stride})
       .enqueue(queue, to_size(gather.cu_seq_lens.back()), kernel.group_size, &done);
   device_meta.used_until(done, event);
   detail::add_results(add, queue);

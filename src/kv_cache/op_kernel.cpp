@@ -4,7 +4,7 @@
 #include <clattn/cache_ops.hpp>
 
 #include "base/error.hpp"
-#include "opencl/device_info.hpp"
+#include "opencl/device/device_info.hpp"
 
 namespace clattn::detail {
 
@@ -22,11 +22,6 @@ std::string dtype_options(DType dtype, DType cache_dtype) {
   if (is_quantized(dtype)) throw_invalid("dtype is {}, legal: f32, f16, bf16", to_string(dtype));
   return fmt::format("-DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={}", static_cast<int>(dtype),
                      static_cast<int>(cache_dtype));
-}
-
-void check_count(std::int64_t count, std::string_view field) {
-  throw_invalid_if(count < 0 || count > INT32_MAX, "{} is {}, legal: 0 … {}", field, count,
-                   INT32_MAX);
 }
 
 }  // namespace clattn::detail

@@ -16,15 +16,12 @@ struct OpKernel {
   std::size_t group_size = 1;
 };
 
-/// `options`: the -D options beside CLA_WG_SIZE and CLA_PTX.
+/// `options`: the -D options besides CLA_WG_SIZE and CLA_PTX.
 OpKernel op_kernel(const Context& context, std::string_view entry, std::string_view file,
                    std::string_view options = {});
 
 /// "-DCLA_Q_DTYPE=… -DCLA_KV_DTYPE=…": a tensor's type, which must not be quantized, and a cache's.
 std::string dtype_options(DType dtype, DType cache_dtype);
-
-/// Throws kInvalidArgument unless 0 <= count <= INT32_MAX.
-void check_count(std::int64_t count, std::string_view field);
 
 /// An event of a call that may enqueue nothing, left empty then.
 inline void clear(Event* event) {

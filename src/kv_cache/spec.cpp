@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <string_view>
 
 #include "base/checked.hpp"
@@ -20,6 +21,12 @@ KVCacheSpec detail::page_spec(const AttentionConfig& config) {
           .use_mla = config.use_mla};
 }
 
+KVCacheSpec detail::whole_spec(KVCacheSpec spec) {
+  spec.kind = KVCacheKind::kFull;
+  spec.sliding_window = spec.attention_chunk_size = 0;
+  return spec;
+}
+
 namespace {
 
 void require_positive(std::int64_t value, std::string_view field) {
@@ -29,17 +36,18 @@ void require_positive(std::int64_t value, std::string_view field) {
 /// Tokens of a request that must stay in the cache at once.
 std::int64_t resident_tokens(const KVCacheSpec& spec, std::int64_t max_model_len,
                              std::int64_t max_num_batched_tokens, std::int64_t encoder_len) {
-  const auto bounded = [&](std::int64_t tokens) {
-    return std::min(checked_add(tokens, max_num_batched_tokens, "max_num_batched_tokens"),
+  const auto with_batch = [&](std::int32_t reach, std::string_view field, std::int64_t own) {
+    require_positive(reach, field);
+    return std::min(checked_add(reach - own, max_num_batched_tokens, "max_num_batched_tokens"),
                     max_model_len);
   };
   switch (spec.kind) {
     case KVCacheKind::kFull:
       return max_model_len;
     case KVCacheKind::kSlidingWindow:
-      return bounded(spec.sliding_window - 1);
+      return with_batch(spec.sliding_window, "sliding_window", 1);
     case KVCacheKind::kChunkedLocal:
-      return bounded(spec.attention_chunk_size);
+      return with_batch(spec.attention_chunk_size, "attention_chunk_size", 0);
     case KVCacheKind::kCross:
       return encoder_len;
     case KVCacheKind::kEncoderOnly:
@@ -129,6 +137,24 @@ std::int32_t merge_reach(std::span<const KVCacheSpec> specs, std::int32_t KVCach
   return merged;
 }
 
+/// Pages of keys and values or of latent rows as large as `bytes`.
+void enlarge(const std::string& layer, KVCacheSpec& spec, std::size_t bytes) {
+  const std::size_t own = spec.page_size_bytes();
+  if (spec.page_size_padded == 0 && bytes % own == 0) {
+    const std::size_t tokens = bytes / own * to_size(spec.block_size);
+    throw_invalid_if(tokens > std::numeric_limits<std::int32_t>::max(),
+                     "KVCacheSpec: layer '{}': blocks of {} tokens, legal: up to 2^31 - 1", layer,
+                     tokens);
+    spec.block_size = static_cast<std::int32_t>(tokens);
+    return;
+  }
+  throw_invalid_if(spec.use_mla,
+                   "KVCacheSpec: layer '{}' has latent pages of {} bytes, legal: a divisor of the "
+                   "largest page's {} (latent pages are not padded)",
+                   layer, own, bytes);
+  spec.page_size_padded = bytes;
+}
+
 }  // namespace
 
 std::size_t detail::state_bytes(const StateTensor& state) {
@@ -181,10 +207,6 @@ std::size_t KVCacheSpec::max_memory_usage_bytes(std::int64_t max_model_len,
                                                 std::int64_t max_num_batched_tokens,
                                                 std::int64_t encoder_len) const {
   const std::size_t page_bytes = page_size_bytes();
-  if (kind == KVCacheKind::kSlidingWindow) require_positive(sliding_window, "sliding_window");
-  if (kind == KVCacheKind::kChunkedLocal) {
-    require_positive(attention_chunk_size, "attention_chunk_size");
-  }
   throw_invalid_if(
       max_model_len < 0 || max_num_batched_tokens < 0 || encoder_len < 0,
       "KVCacheSpec: max_model_len {}, max_num_batched_tokens {}, encoder_len {}; legal: >= 0",
@@ -196,6 +218,27 @@ std::size_t KVCacheSpec::max_memory_usage_bytes(std::int64_t max_model_len,
   // A window may begin inside a block, so it can touch one block more than its length needs.
   if (kind == KVCacheKind::kSlidingWindow) ++pages;
   return checked_mul(to_size(pages), page_bytes, "KVCacheSpec: max_memory_usage_bytes");
+}
+
+void unify_kv_cache_spec_page_size(std::map<std::string, KVCacheSpec>& specs) {
+  std::size_t keys = 0, states = 0;  // the largest pages of both sorts
+  for (const auto& [layer, spec] : specs) {
+    std::size_t& largest = spec.kind == KVCacheKind::kMamba ? states : keys;
+    largest = std::max(largest, spec.page_size_bytes());
+  }
+  const std::size_t bytes =
+      keys == 0 ? states
+                : checked_mul(keys, std::max(ceil_div(states, keys), std::size_t{1}),
+                              "KVCacheSpec: page_size_bytes");
+  std::map<std::string, KVCacheSpec> unified = specs;
+  for (auto& [layer, spec] : unified) {
+    if (spec.page_size_bytes() == bytes) continue;
+    if (spec.kind == KVCacheKind::kMamba)
+      spec.page_size_padded = bytes;
+    else
+      enlarge(layer, spec, bytes);
+  }
+  specs = std::move(unified);
 }
 
 }  // namespace clattn

@@ -1,9 +1,6 @@
 #include <algorithm>
-#include <array>
-#include <clattn/cache_ops.hpp>
 #include <cstdlib>
 #include <functional>
-#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -19,9 +16,9 @@ namespace clattn {
 
 namespace {
 
-using detail::CachePlanes, detail::CopyEnd, detail::throw_invalid, detail::throw_invalid_if;
+using detail::CopyEnd, detail::throw_invalid, detail::throw_invalid_if;
+using detail::DeviceCache, detail::HostImage, detail::SwapEnd, detail::SwapTrait;
 using detail::to_size;
-using HostImage = std::span<std::byte>;
 
 /// One side of a swap: where block 0 of each plane starts, and how far blocks are apart.
 struct Side {
@@ -42,51 +39,29 @@ struct Piece {
   std::size_t pair = 0;
 };
 
-/// What must agree between two caches. Strides that no block of this shape uses are 0.
-struct Trait {
-  std::string_view name;
-  std::int64_t value = 0;
-};
-
-/// A cache on the device and what it is made of; nothing for a host image.
-struct DeviceCache {
-  CachePlanes planes;
-  DType dtype = DType::kF16;
-  std::array<Trait, 6> traits{};
-};
-
 struct DescribeCache {
-  std::optional<DeviceCache> operator()(const KVCache& cache) const {
+  SwapEnd operator()(const KVCache& cache) const {
     return DeviceCache{detail::planes_of(cache),
                        cache.dtype,
                        {{{"block_size", cache.block_size},
                          {"num_kv_heads", cache.num_kv_heads},
                          {"head_size", cache.head_size},
                          {"token_stride", cache.block_size == 1 ? 0 : cache.token_stride},
-                         {"head_stride", cache.num_kv_heads == 1 ? 0 : cache.head_stride},
-                         {"key_dim_stride", cache.key_dim_stride}}}};
+                         {"head_stride", cache.num_kv_heads == 1 ? 0 : cache.head_stride}}}};
   }
-  std::optional<DeviceCache> operator()(const PackedKVCache& cache) const {
-    return DeviceCache{detail::planes_of(cache),
-                       cache.dtype,
-                       {{{"block_size", cache.block_size},
-                         {"num_kv_heads", cache.num_kv_heads},
-                         {"head_size", cache.head_size},
-                         {"x-packed", 1}}}};
-  }
-  std::optional<DeviceCache> operator()(const MLACache& cache) const {
+  SwapEnd operator()(const MLACache& cache) const {
     return DeviceCache{detail::planes_of(cache),
                        cache.dtype,
                        {{{"block_size", cache.block_size},
                          {"kv_lora_rank", cache.kv_lora_rank},
                          {"rope_dim", cache.rope_dim}}}};
   }
-  std::optional<DeviceCache> operator()(const HostImage& /*image*/) const { return std::nullopt; }
+  SwapEnd operator()(HostImage image) const { return image; }
 };
 
-std::optional<DeviceCache> device_cache(const SwapSpace& space) {
-  std::optional<DeviceCache> result = std::visit(DescribeCache{}, space);
-  if (result && !result->planes.layout.contiguous()) {
+const DeviceCache* device_cache(const SwapEnd& end) {
+  const auto* const result = std::get_if<DeviceCache>(&end);
+  if (result != nullptr && !result->planes.layout.contiguous()) {
     throw_invalid("swap_blocks: blocks of {} x {} rows of {} bytes, legal: blocks without gaps",
                   result->planes.layout.outer_count, result->planes.layout.inner_count,
                   result->planes.layout.row);
@@ -216,18 +191,15 @@ void require_alike(const DeviceCache& source, const DeviceCache& destination) {
   constexpr std::string_view kLegal = "equal types, shapes and orders of a block";
   throw_invalid_if(source.dtype != destination.dtype, "swap_blocks: dtype {} and {}, legal: {}",
                    to_string(source.dtype), to_string(destination.dtype), kLegal);
-  for (std::size_t i = 0; i < source.traits.size(); ++i) {
-    const Trait &from = source.traits.at(i), &to = destination.traits.at(i);
-    throw_invalid_if(from.name != to.name, "swap_blocks: caches of different forms, legal: {}",
-                     kLegal);
-    throw_invalid_if(from.value != to.value, "swap_blocks: {} {} and {}, legal: {}", from.name,
-                     from.value, to.value, kLegal);
-  }
-  throw_invalid_if(source.planes.planes.size() != destination.planes.planes.size(),
+  throw_invalid_if(source.planes.planes.size() != destination.planes.planes.size() ||
+                       !std::ranges::equal(source.traits, destination.traits, {}, &SwapTrait::name,
+                                           &SwapTrait::name),
                    "swap_blocks: caches of different forms, legal: {}", kLegal);
-  const std::int64_t row = source.planes.layout.row, other = destination.planes.layout.row;
-  throw_invalid_if(row != other, "swap_blocks: blocks of {} and of {} bytes, legal: {}", row, other,
-                   kLegal);
+  for (std::size_t i = 0; i < source.traits.size(); ++i) {
+    const auto& [name, from] = source.traits.at(i);
+    const std::int64_t to = destination.traits.at(i).value;
+    throw_invalid_if(from != to, "swap_blocks: {} {} and {}, legal: {}", name, from, to, kLegal);
+  }
 }
 
 /// Whether two caches have memory in common. Throws unless they are of one context: others have no
@@ -275,30 +247,37 @@ void capture_swap(cl_command_queue queue, const Side& read, const Side& written,
 
 }  // namespace
 
-void swap_blocks(const Context& /*context*/, cl_command_queue queue, const SwapSpace& source,
-                 const SwapSpace& destination, std::span<const BlockPair> mapping, Event* event) {
+void detail::swap_ends(cl_command_queue queue, const SwapEnd& source, const SwapEnd& destination,
+                       std::span<const BlockPair> mapping, Event* event) {
   detail::clear(event);
   detail::refuse_recording(queue, "swap_blocks");
   detail::require_in_order(queue);
-  const std::optional<DeviceCache> from = device_cache(source);
-  const std::optional<DeviceCache> to = device_cache(destination);
-  if (!from && !to) throw_invalid("Invalid device combination");
-  if (from && to) require_alike(*from, *to);
-  const Side read = from ? device_side(*from) : host_side(std::get<HostImage>(source), *to);
-  const Side written = to ? device_side(*to) : host_side(std::get<HostImage>(destination), *from);
-  const bool shared = from && to && share_memory(read, written);
-  detail::check_mapping(mapping, read.num_blocks, written.num_blocks);
-  std::vector<Piece> pieces =
-      pieces_of(read, written, mapping, (from ? *from : *to).planes.layout.row);
+  const DeviceCache* const from = device_cache(source);
+  const DeviceCache* const to = device_cache(destination);
+  if (from == nullptr && to == nullptr) throw_invalid("Invalid device combination");
+  if (from != nullptr && to != nullptr) require_alike(*from, *to);
+  const DeviceCache& device = from != nullptr ? *from : *to;
+  const auto side_of = [&](const DeviceCache* cache, const SwapEnd& end) {
+    return cache != nullptr ? device_side(*cache) : host_side(std::get<HostImage>(end), device);
+  };
+  const Side read = side_of(from, source), written = side_of(to, destination);
+  const bool shared = from != nullptr && to != nullptr && share_memory(read, written);
+  detail::check_mapping(mapping, read.num_blocks, written.num_blocks,
+                        detail::CopyWithin::kTwoCaches);
+  std::vector<Piece> pieces = pieces_of(read, written, mapping, device.planes.layout.row);
   if (shared) require_apart(pieces, mapping);
-  if (detail::capturing() && !mapping.empty()) {
-    capture_swap(queue, read, written, from ? *from : *to, mapping);
-  }
+  if (detail::capturing() && !mapping.empty()) capture_swap(queue, read, written, device, mapping);
   join(pieces);
   for (const Piece& piece : pieces) {
     detail::enqueue_copy(queue, piece.source, piece.destination, piece.size_bytes,
                          &piece == &pieces.back() ? event : nullptr);
   }
+}
+
+void swap_blocks(const Context& /*context*/, cl_command_queue queue, const SwapSpace& source,
+                 const SwapSpace& destination, std::span<const BlockPair> mapping, Event* event) {
+  detail::swap_ends(queue, std::visit(DescribeCache{}, source),
+                    std::visit(DescribeCache{}, destination), mapping, event);
 }
 
 }  // namespace clattn

@@ -1,11 +1,48 @@
+#include "metadata/page_list.hpp"
+
 #include <algorithm>
-#include <clattn/compat/spec_decode.hpp>
 #include <clattn/metadata.hpp>
-#include <numeric>
-#include <utility>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "metadata/validate.hpp"
+
+namespace clattn::detail {
+namespace {
+
+/// Slots of `count` > 0 tokens from position `first` on, a run of neighbours per page: one division
+/// a request instead of one a token.
+std::int64_t* write_run(const std::int32_t* row, std::int32_t block_size, std::int32_t first,
+                        std::int32_t count, std::int64_t* slots) {
+  const std::int32_t before = quotient(first, block_size);
+  const std::int32_t* page = row + before;
+  std::int32_t offset = first - before * block_size;
+  while (count > 0) {
+    const std::int32_t run = std::min(block_size - offset, count);
+    const std::int64_t base = std::int64_t{*page++} * block_size + offset;
+    for (std::int32_t i = 0; i < run; ++i) slots[i] = base + i;
+    slots += run;
+    count -= run;
+    offset = 0;
+  }
+  return slots;
+}
+
+}  // namespace
+
+void write_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                        std::span<std::int64_t> slots) {
+  std::int64_t* next = slots.data();
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
+    const std::int32_t query_len = query_len_of(batch, r);
+    if (query_len == 0) continue;
+    next =
+        write_run(table_row(batch, r), block_size, batch.seq_lens[r] - query_len, query_len, next);
+  }
+  std::fill(next, slots.data() + slots.size(), kPadSlotId);
+}
+
+}  // namespace clattn::detail
 
 namespace clattn {
 
@@ -27,47 +64,43 @@ CommonAttentionMetadata CommonAttentionMetadata::of(std::span<const std::int32_t
   return batch;
 }
 
-bool reorder_batch_to_split_decodes_and_prefills(std::span<const std::int32_t> num_scheduled_tokens,
-                                                 std::int32_t decode_threshold,
-                                                 std::span<std::int32_t> order) {
-  detail::check_at_least("decode_threshold", decode_threshold, 0);
-  const std::size_t num_reqs = num_scheduled_tokens.size();
-  detail::throw_invalid_if(order.size() != num_reqs,
-                           "order holds {} elements, legal: {} (one per request)", order.size(),
-                           num_reqs);
-  const auto is_decode = [&](std::size_t request) {
-    return num_scheduled_tokens[request] <= decode_threshold;
-  };
-  std::size_t num_decodes = 0;
-  for (std::size_t r = 0; r < num_reqs; ++r) {
-    detail::throw_invalid_if(num_scheduled_tokens[r] < 0,
-                             "request {}: num_scheduled_tokens is {}, legal: at least 0", r,
-                             num_scheduled_tokens[r]);
-    if (is_decode(r)) ++num_decodes;
-  }
-
-  // As many prefills stand in the first num_decodes places as decodes behind them: pair the first
-  // of the former with the last of the latter.
-  std::iota(order.begin(), order.end(), 0);
-  std::size_t decode = num_reqs;
-  bool moved = false;
-  for (std::size_t prefill = 0; prefill < num_decodes; ++prefill) {
-    if (is_decode(prefill)) continue;
-    do --decode;
-    while (!is_decode(decode));
-    std::swap(order[prefill], order[decode]);
-    moved = true;
-  }
-  return moved;
+void compute_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                          std::span<std::int64_t> slots) {
+  validate_batch(batch, block_size, -1);
+  detail::check_size("slots", slots.size(), batch.num_actual_tokens, "num_actual_tokens");
+  detail::write_slot_mapping(batch, block_size, slots);
 }
 
-SpecDecodeTensor reshape_query_for_spec_decode(const TensorRef& query, std::int64_t num_tokens,
-                                               std::int64_t batch_size) {
-  detail::check_at_least("batch_size", batch_size, 1);
-  detail::throw_invalid_if(num_tokens < 0 || num_tokens % batch_size != 0,
-                           "num_tokens is {}, legal: a multiple of batch_size {}", num_tokens,
-                           batch_size);
-  return {query, batch_size, num_tokens / batch_size};
+void map_to_kernel_blocks(std::span<const std::int32_t> block_table, std::int32_t block_size,
+                          std::int32_t kernel_block_size,
+                          std::span<std::int32_t> kernel_block_table) {
+  detail::throw_invalid_if(
+      kernel_block_size < 1 || block_size < 1 || block_size % kernel_block_size != 0,
+      "kernel_block_size {} must divide kv_manager_block_size size {} evenly", kernel_block_size,
+      block_size);
+  const std::int64_t parts = block_size / kernel_block_size;
+  detail::throw_invalid_if(
+      kernel_block_table.size() % detail::to_size(parts) != 0 ||
+          kernel_block_table.size() / detail::to_size(parts) != block_table.size(),
+      "kernel_block_table holds {} elements, legal: {} for each of {}", kernel_block_table.size(),
+      parts, block_table.size());
+  std::int32_t* to = kernel_block_table.data();
+  for (const std::int32_t block : block_table) {
+    const std::int64_t first = block * parts;
+    const bool is_block = block >= 0 && first + parts - 1 <= INT32_MAX;
+    for (std::int64_t part = 0; part < parts; ++part) {
+      *to++ = is_block ? static_cast<std::int32_t>(first + part) : -1;
+    }
+  }
+}
+
+void pad_slot_mapping(std::span<std::int64_t> slot_mapping, std::int32_t num_actual_tokens) {
+  detail::throw_invalid_if(
+      num_actual_tokens < 0 || slot_mapping.size() < detail::to_size(num_actual_tokens),
+      "num_actual_tokens is {}, legal: 0 … {} (elements of slot_mapping)", num_actual_tokens,
+      slot_mapping.size());
+  const auto padding = slot_mapping.subspan(detail::to_size(num_actual_tokens));
+  std::ranges::fill(padding, kPadSlotId);
 }
 
 }  // namespace clattn

@@ -1,10 +1,14 @@
+// When attending to a shared prefix on its own pays, and the levels of a cascade as batches.
 #include <algorithm>
 #include <clattn/cascade.hpp>
-#include <string_view>
+#include <clattn/config_fields.hpp>
 #include <utility>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "metadata/cascade_batch.hpp"
+#include "metadata/page_list.hpp"
+#include "metadata/validate.hpp"
 
 namespace clattn {
 namespace {
@@ -30,16 +34,9 @@ void check(const CascadeQuery& query) {
 }  // namespace
 
 std::vector<std::string> validate_cascade_configuration(const AttentionConfig& config) {
-  const std::pair<bool, std::string_view> missing[] = {
-      {!config.alibi_slopes.empty(), "ALiBi"},
-      {config.sliding_window != 0, "sliding window"},
-      {config.attention_chunk_size != 0, "local attention"},
-      {config.custom_mask, "custom masks"},
-      {config.output_fp8, "fp8 output"},
-      {config.attn_type != AttentionType::kDecoder, "attn_type other than decoder"}};
   std::vector<std::string> reasons;
-  for (const auto& [wanted, what] : missing)
-    detail::append_if(reasons, wanted, "Cascade attention does not support {}.", what);
+  for (const std::string& option : fields_not_taken(config, field::kCascades))
+    reasons.push_back(fmt::format("Cascade attention does not support {}.", option));
   return reasons;
 }
 
@@ -69,3 +66,76 @@ bool use_cascade_attention(const CascadeQuery& query) {
 }
 
 }  // namespace clattn
+
+namespace clattn::detail {
+
+/// Fills the block table: sequence s has the pages at pages_of(s), as many as seq_lens_ need.
+template <typename PagesOf>
+void CascadeBatch::take_pages(std::int32_t block_size, const PagesOf& pages_of) {
+  const auto longest = std::ranges::max_element(seq_lens_);
+  stride_ = longest == seq_lens_.end() ? 0 : page_count(*longest, block_size);
+  block_table_.resize(
+      checked_mul(seq_lens_.size(), to_size(stride_), "entries of a level's block table"));
+  for (std::size_t s = 0; s < seq_lens_.size(); ++s) {
+    std::copy_n(pages_of(s), page_count(seq_lens_[s], block_size),
+                block_table_.data() + s * to_size(stride_));
+  }
+}
+
+void CascadeBatch::set_pages(const CascadeLevel& level, std::int32_t block_size) {
+  if (level.qo_indptr.empty()) throw_invalid("qo_indptr is empty, legal: num_seqs + 1 elements");
+  const std::size_t num_seqs = level.qo_indptr.size() - 1;
+  check_indptr(level.qo_indptr, "qo_indptr", num_seqs);
+  check_indptr(level.paged_kv_indptr, "paged_kv_indptr", num_seqs);
+  throw_invalid_if(level.paged_kv_last_page_len.size() != num_seqs,
+                   "paged_kv_last_page_len holds {} elements, legal: {} (num_seqs)",
+                   level.paged_kv_last_page_len.size(), num_seqs);
+  throw_invalid_if(std::cmp_less(level.paged_kv_indices.size(), level.paged_kv_indptr.back()),
+                   "paged_kv_indices holds {} elements, legal: at least {} (paged_kv_indptr[{}])",
+                   level.paged_kv_indices.size(), level.paged_kv_indptr.back(), num_seqs);
+  write_seq_lens(level.paged_kv_indptr, level.paged_kv_last_page_len, block_size, seq_lens_);
+  query_start_loc_.assign(level.qo_indptr.begin(), level.qo_indptr.end());
+  take_pages(block_size, [&](std::size_t s) {
+    return level.paged_kv_indices.data() + level.paged_kv_indptr[s];
+  });
+  slots_ = {};
+  causal_ = level.causal;
+}
+
+void CascadeBatch::set_prefix(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                              std::int32_t prefix_len) {
+  const std::size_t owner = first_active_request(batch);
+  const bool any = owner < to_size(batch.num_reqs);
+  query_start_loc_.assign({0, batch.num_actual_tokens});
+  seq_lens_.assign({any ? prefix_len : 0});
+  take_pages(block_size, [&](std::size_t) { return table_row(batch, owner); });
+  slots_ = {};
+  causal_ = false;
+}
+
+void CascadeBatch::set_suffix(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                              std::int32_t prefix_len) {
+  const auto num_reqs = to_size(batch.num_reqs);
+  query_start_loc_.assign(batch.query_start_loc.begin(),
+                          batch.query_start_loc.begin() + batch.num_reqs + 1);
+  seq_lens_.resize(num_reqs);
+  for (std::size_t r = 0; r < num_reqs; ++r) {
+    const bool idle = batch.query_start_loc[r + 1] == batch.query_start_loc[r];
+    seq_lens_[r] = idle ? 0 : batch.seq_lens[r] - prefix_len;
+  }
+  take_pages(block_size,
+             [&](std::size_t r) { return table_row(batch, r) + prefix_len / block_size; });
+  slots_ = batch.slot_mapping;
+  causal_ = batch.is_causal();
+}
+
+CommonAttentionMetadata CascadeBatch::batch() const {
+  CommonAttentionMetadata batch =
+      CommonAttentionMetadata::of(query_start_loc_, seq_lens_, block_table_);
+  batch.block_table_stride = stride_;
+  batch.slot_mapping = slots_;
+  batch.causal = causal_;
+  return batch;
+}
+
+}  // namespace clattn::detail

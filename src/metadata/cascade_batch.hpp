@@ -30,10 +30,8 @@ class CascadeBatch {
   bool causal() const { return causal_; }
 
  private:
-  void resize_table(std::int32_t block_size);
-  std::int32_t* row(std::size_t sequence) {
-    return block_table_.data() + sequence * to_size(stride_);
-  }
+  template <typename PagesOf>
+  void take_pages(std::int32_t block_size, const PagesOf& pages_of);
 
   std::vector<std::int32_t> query_start_loc_ = {0}, seq_lens_, block_table_;
   std::int64_t stride_ = 0;

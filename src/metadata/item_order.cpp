@@ -2,11 +2,11 @@
 // keys in the last-level cache, so that a request's tiles should follow each other; but groups that
 // take the heaviest tiles first end together. Both hold if tiles of nearly equal weight are taken
 // request by request.
-#include "metadata/item_order.hpp"
-
 #include <algorithm>
 #include <limits>
 #include <tuple>
+
+#include "metadata/planner.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -54,6 +54,17 @@ void sort_items(ItemOrder order, const TileClass& tile, std::span<ClaWorkItem> i
   if (rank(least) > 0 && !std::ranges::is_sorted(items, {}, place))
     std::ranges::sort(items, {}, place);
   if (order == ItemOrder::kHeavyFirst) std::ranges::reverse(items);
+}
+
+void place_items(const PlanCounts& counts, const PlanOutput& output) {
+  for (std::size_t c = 0; c < counts.num_items.size(); ++c) {
+    for (std::int32_t i = 0; i < counts.num_items[c]; ++i) {
+      ClaWorkItem& item = output.items[c][to_size(i)];
+      ClaSplit& split = output.splits[to_size(item.pages_at)];
+      split.item_at = output.item_at(c, i);
+      item.pages_at = split.pages_at;
+    }
+  }
 }
 
 }  // namespace clattn::detail

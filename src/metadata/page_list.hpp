@@ -31,16 +31,4 @@ void write_seq_lens(std::span<const std::int32_t> indptr,
                     std::span<const std::int32_t> last_page_len, std::int32_t page_size,
                     std::vector<std::int32_t>& seq_lens);
 
-/// Where write_page_list() writes.
-struct PageListOutput {
-  std::span<std::int32_t> indptr;         ///< [num_reqs + 1]
-  std::span<std::int32_t> indices;        ///< [>= BatchSummary::num_pages]
-  std::span<std::int32_t> last_page_len;  ///< [num_reqs], or empty: not wanted
-};
-
-/// Writes the CSR page list of a batch whose lengths are valid, checking every id on the way as
-/// validate_page_ids() does. Does not allocate.
-void write_page_list(const CommonAttentionMetadata& batch, std::int32_t block_size,
-                     std::int64_t num_blocks, const PageListOutput& output);
-
 }  // namespace clattn::detail

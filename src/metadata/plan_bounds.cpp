@@ -7,15 +7,18 @@
 // their rows; padding lengthens their lists (RebalancedCuts::most_extra_items).
 #include <algorithm>
 #include <numeric>
+#include <string_view>
+#include <utility>
 
 #include "base/checked.hpp"
+#include "base/error.hpp"
 #include "metadata/planner.hpp"
 #include "metadata/validate.hpp"
 
 namespace clattn::detail {
 namespace {
 
-/// The requests of one tile class: so many query tokens each, `limit` to a tile.
+/// The requests of one tile class: this many query tokens each, `limit` to a tile.
 struct Lengths {
   std::int64_t shortest;
   std::int64_t longest;
@@ -38,12 +41,10 @@ bool deterministic(const PlannerConfig& config) {
 std::int64_t most_pieces(const PlannerConfig& config, const TileClass& tile, std::int64_t pages) {
   if (config.max_partial_rows < 2) return 1;
   if (config.num_splits > 0) return std::clamp<std::int64_t>(pages, 1, config.num_splits);
-  if (deterministic(config)) {
-    return std::max<std::int64_t>(
-        1, ceil_div<std::int64_t>(pages,
-                                  page_count(config.deterministic_split_keys, config.block_size)));
-  }
-  return std::max<std::int64_t>(1, pages / page_count(tile.step_keys, config.block_size));
+  const bool fixed = deterministic(config);
+  const std::int64_t each =
+      page_count(fixed ? config.deterministic_split_keys : tile.step_keys, config.block_size);
+  return std::max<std::int64_t>(1, fixed ? ceil_div(pages, each) : pages / each);
 }
 
 /// What the class's launch and its cuts need.
@@ -65,7 +66,7 @@ ClassBound bound_of(const PlannerConfig& config, const TileClass& tile, const Ba
   if (cuttable == 0) return bound;
   const std::int64_t count = std::min(lengths.limit, lengths.longest);
   const std::int64_t pieces =
-      most_pieces(config, tile, most_pages(config, limits.max_model_len, count));
+      most_pieces(config, tile, most_pages(config, limits.max_model_len, count, lengths.longest));
   const bool balanced = config.num_splits == 0 && !deterministic(config);
   const std::int64_t target = most_target_items(tile);
   std::int64_t most = max_rows;  // pieces of all tiles that are cut
@@ -89,16 +90,60 @@ std::int32_t to_count(std::int64_t value) {
 
 }  // namespace
 
-std::int64_t most_pages(const PlannerConfig& config, std::int64_t most_keys, std::int64_t count) {
+void check_config(const PlannerConfig& config) {
+  check_at_least("num_tiles", config.num_tiles, 1);
+  check_at_least("block_size", config.block_size, 1);
+  check_at_least("max_split_query_len", config.max_split_query_len, 1);
+  check_at_least("deterministic_split_keys", config.deterministic_split_keys, 1);
+  throw_invalid_if(config.num_tiles > kMaxTileClasses, "num_tiles is {}, legal: 1 … {}",
+                   config.num_tiles, kMaxTileClasses);
+  throw_invalid_if(config.last_is_wide && config.num_tiles < 2,
+                   "last_is_wide is true, legal with num_tiles {}: false", config.num_tiles);
+  for (std::size_t c = 0; c < to_size(config.num_tiles); ++c) {
+    const TileClass& tile = config.tiles[c];
+    const std::pair<std::string_view, std::int32_t> fields[] = {
+        {"max_item_tokens", tile.max_item_tokens},
+        {"groups_per_item", tile.groups_per_item},
+        {"step_keys", tile.step_keys},
+        {"workers", tile.workers}};
+    throw_invalid_if(tile.ends_at_padding && tile.dealing != Dealing::kDealt,
+                     "tiles[{}].ends_at_padding is true, legal where tasks are taken: false", c);
+    for (const auto& [name, value] : fields)
+      throw_invalid_if(value < 1, "tiles[{}].{} is {}, legal: at least 1", c, name, value);
+    // So that a tile's whole time is a number, too.
+    constexpr double kMostKeyNs = 1e15;
+    const auto check_costs = [&](std::string_view name, const TaskCosts& costs) {
+      throw_invalid_if(!(costs.key_ns > 0 && costs.key_ns <= kMostKeyNs &&
+                         costs.token_key_ns >= 0 && costs.token_key_ns <= kMostKeyNs),
+                       "tiles[{}].{}: a key takes {} ns and {} ns a token, legal: above 0 … {:g}",
+                       c, name, costs.key_ns, costs.token_key_ns, kMostKeyNs);
+    };
+    check_costs("costs", tile.costs);
+    if (tile.few_tokens > 0) check_costs("few", tile.few);
+  }
+  throw_invalid_if(config.num_splits < 0, "num_splits is {}, legal: at least 0 (0 = planned)",
+                   config.num_splits);
+}
+
+std::int64_t most_pages(const PlannerConfig& config, std::int64_t most_keys, std::int64_t count,
+                        std::int64_t query_len) {
   const KeyWindow& window = config.window;
   const std::int64_t page = config.block_size;
+  // A draft's window begins as if it stood near the tree's first node, and its keys end with it.
+  const std::int64_t nodes = config.lists.trees ? kMaxTreeNodes : 1;
   std::int64_t pages = ceil_div(most_keys, page);
-  if (window.left >= 0 && window.right >= 0) {  // begins anywhere in a page
-    pages = std::min(pages, ceil_div(window.left + count + window.right + page - 1, page));
+  // A span may hold all keys; by the other rules it may make a query see all keys behind it.
+  if (config.lists.spans && config.lists.span_rule == SpanRule::kWhole) return pages;
+  if (window.left >= 0) {  // begins anywhere in a page, ends with the request
+    const bool any_ahead = window.right < 0 || config.lists.any();
+    const std::int64_t ahead = any_ahead ? query_len : count + window.right;
+    const std::int64_t keys = window.left + std::max(std::min(ahead, query_len), nodes);
+    pages = std::min(pages, ceil_div(keys + page - 1, page));
   }
   if (window.chunk > 0) {  // begins where a chunk does
     const std::int64_t chunk = window.chunk;
-    const std::int64_t keys = (ceil_div(count - 1, chunk) + 1) * chunk;
+    const std::int64_t chunks = ceil_div(std::max(count, nodes) - 1, chunk) + 1;
+    const std::int64_t keys = (chunks + window.chunk_lookback) * chunk;
     pages = std::min(pages, ceil_div(keys + page - std::gcd(chunk, page), page));
   }
   return pages;
@@ -128,6 +173,11 @@ PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limi
     all.merges += bound.merges;
     all.rows += bound.rows;
     shortest = std::max<std::int64_t>(shortest, std::int64_t{tile.max_query_len} + 1);
+  }
+  if (config.lists.any()) {
+    const std::int64_t tokens = limits.max_num_batched_tokens;
+    counts.num_listed = to_count(2 * tokens);  // tiles of one row are the worst
+    if (config.lists.trees) counts.num_tree_ints = to_count(tokens * tree_row_ints(kMaxTreeNodes));
   }
   all.merges += longest.merges;
   all.rows += longest.rows;

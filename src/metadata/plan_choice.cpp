@@ -1,6 +1,7 @@
 // The cuts of a plan: of each launch those that end it earliest, and whether two launches run
 // beside each other.
 #include <algorithm>
+#include <optional>
 
 #include "base/checked.hpp"
 #include "metadata/planner.hpp"
@@ -9,54 +10,40 @@
 namespace clattn::detail {
 namespace {
 
-using Cuts = std::array<CutChoice, kMaxTileClasses>;
-
-/// The classes that have tiles.
-struct UsedClasses {
-  std::array<std::size_t, kMaxTileClasses> numbers{};
-  std::size_t count = 0;
-  std::span<const std::size_t> all() const { return std::span(numbers).first(count); }
-};
-UsedClasses used_classes(const PlannerConfig& config, const PlanTiles& tiles) {
-  UsedClasses used;
+/// The two classes whose launches may run at the same time: the only ones with tiles, both with
+/// persistent work-groups, one of each for a place on the device.
+std::optional<std::array<std::size_t, 2>> pair_of(const PlannerConfig& config,
+                                                  const PlanTiles& tiles) {
+  if (config.beside_ns == std::numeric_limits<double>::infinity()) return std::nullopt;
+  std::array<std::size_t, 2> pair{};
+  std::size_t used = 0;
   for (std::size_t c = 0; c < to_size(config.num_tiles); ++c) {
-    if (!tiles[c].empty()) used.numbers[used.count++] = c;
+    if (tiles[c].empty()) continue;
+    if (used == 2 || config.tiles[c].dealing != Dealing::kDealt) return std::nullopt;
+    pair[used++] = c;
   }
-  return used;
-}
-
-/// Whether there are two launches with persistent work-groups, one of each for a place on the
-/// device.
-bool may_pair(const PlannerConfig& config, const UsedClasses& used) {
-  if (used.count != 2 || config.beside_ns == std::numeric_limits<double>::infinity()) return false;
-  const TileClass& first = config.tiles[used.numbers[0]];
-  const TileClass& second = config.tiles[used.numbers[1]];
-  return first.dealing == Dealing::kDealt && second.dealing == Dealing::kDealt &&
-         first.workers == second.workers && first.workers >= 2;
+  const std::int32_t workers = config.tiles[pair[0]].workers;
+  if (used < 2 || workers != config.tiles[pair[1]].workers || workers < 2) return std::nullopt;
+  return pair;
 }
 
 /// The end of launches in turn, or beside each other if they have a share of the work-groups each;
 /// merges included.
-double plan_ns(const PlannerConfig& config, const UsedClasses& used, const PlanCuts& cuts) {
+double plan_ns(const PlannerConfig& config, const PlanTiles& tiles, const PlanCuts& cuts) {
   double sum = 0, longest = 0, merges = 0, merge_launch = 0;
-  for (const std::size_t c : used.all()) {
-    sum += cuts.classes[c].end_ns;
-    longest = std::max(longest, cuts.slower[c] * cuts.classes[c].end_ns);
-    merges += cuts.classes[c].merge_ns;
-    if (cuts.classes[c].merges) merge_launch = config.merge.launch_ns;
+  for (std::size_t c = 0; c < to_size(config.num_tiles); ++c) {
+    if (tiles[c].empty()) continue;
+    const CutChoice& choice = cuts.classes[c];
+    sum += choice.end_ns;
+    longest = std::max(longest, cuts.slower[c] * choice.end_ns);
+    merges += choice.merge_ns;
+    if (choice.merges) merge_launch = config.merge.launch_ns;
   }
   const bool beside = longest > 0;
   return (beside ? longest + config.beside_ns : sum) + merges + merge_launch;
 }
 
-/// Rebalanced cuts use whole sets of groups; groups left over are not launched.
-void take_whole_sets(const PlannerConfig& config, PlanCuts& cuts) {
-  const TileClass& tile = config.tiles[kRebalancedClass];
-  if (cuts.classes[kRebalancedClass].rebalanced)
-    cuts.workers[kRebalancedClass] = RebalancedCuts::sets_of(tile) * tile.groups_per_item;
-}
-
-// Two launches beside each other: one that waits for memory, on a share of the work-groups, and one
+// Two launches at once: one that waits for memory, on a share of the work-groups, and one
 // that computes, on the rest. The more groups wait for memory, the longer the computing launch's
 // reads take. On an H100, whose memory is slower than the costs assume, the waiting launch took
 // 1.06 to 1.16 times its time alone with less than half of the groups; the computing one took 1.0
@@ -68,7 +55,7 @@ double computing_slower(std::int32_t waiting, std::int32_t all) {
   return 1 + 0.5 * waiting / all;
 }
 
-/// Two launches beside each other, were their tasks small: work-groups for the one that waits, so
+/// Two launches at once, were their tasks small: work-groups for the one that waits, so
 /// that both end at about the same time, and that time.
 struct EvenShare {
   std::int32_t waiting = 1;
@@ -91,8 +78,8 @@ std::int32_t share_of_fewer_rounds(std::int64_t tasks, std::int32_t waiting, std
   return static_cast<std::int32_t>(all - ceil_div(tasks, rounds));
 }
 
-}  // namespace
-
+/// The best cuts of balanced plans: each class's own, or none where their gain is less than the
+/// merge launch that they share.
 std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
                                                    const PlanTiles& tiles, std::int64_t max_rows) {
   std::array<CutChoice, kMaxTileClasses> best, uncut;
@@ -104,7 +91,7 @@ std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
     if (c == kRebalancedClass && !config.fixed_groups && !config.lengths_are_bounds)
       best[c] = tiles[c].or_rebalanced(tile, config.merge, max_rows, best[c]);
     if (!best[c].merges) continue;
-    uncut[c] = tiles[c].judge(tile, config.merge, CutChoice{}.share_ns);
+    uncut[c] = tiles[c].judge(tile, config.merge);
     gain += uncut[c].total_ns() - best[c].total_ns();
   }
   for (std::size_t c = 0; c < num_tiles && gain < config.merge.launch_ns; ++c) {
@@ -113,16 +100,28 @@ std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
   return best;
 }
 
+/// Fills in those cuts, and when the plan then ends.
+void cut_classes(const PlannerConfig& config, const PlanTiles& tiles, std::int64_t max_rows,
+                 PlanCuts& cuts) {
+  cuts.classes = choose_cuts(config, tiles, max_rows);
+  const TileClass& tile = config.tiles[kRebalancedClass];
+  // Rebalanced cuts use whole sets of groups; groups left over are not launched.
+  if (cuts.classes[kRebalancedClass].rebalanced)
+    cuts.workers[kRebalancedClass] = RebalancedCuts::sets_of(tile) * tile.groups_per_item;
+  cuts.end_ns = plan_ns(config, tiles, cuts);
+}
+
+}  // namespace
+
 PlanCuts choose_plan(const PlannerConfig& config, const PlanTiles& tiles, std::int64_t max_rows) {
-  const UsedClasses used = used_classes(config, tiles);
-  PlanCuts best{.classes = choose_cuts(config, tiles, max_rows)};
-  take_whole_sets(config, best);
-  best.end_ns = plan_ns(config, used, best);
-  if (!may_pair(config, used)) return best;
-  std::size_t waits = used.numbers[0], computes = used.numbers[1];
+  PlanCuts best;
+  cut_classes(config, tiles, max_rows, best);
+  const auto pair = pair_of(config, tiles);
+  if (!pair) return best;
+  auto [waits, computes] = *pair;
   const std::int32_t all = config.tiles[waits].workers;
-  EvenTime waiting_time = tiles[waits].even_time(config.tiles[waits], config.merge);
-  EvenTime computing_time = tiles[computes].even_time(config.tiles[computes], config.merge);
+  EvenTime waiting_time = tiles[waits].judge(config.tiles[waits], config.merge).even;
+  EvenTime computing_time = tiles[computes].judge(config.tiles[computes], config.merge).even;
   // Two that wait for memory only take it from each other.
   if (waiting_time.waits_for_memory(all) == computing_time.waits_for_memory(all)) return best;
   if (computing_time.waits_for_memory(all)) {
@@ -142,9 +141,7 @@ PlanCuts choose_plan(const PlannerConfig& config, const PlanTiles& tiles, std::i
     beside.workers[computes] = shared.tiles[computes].workers = all - waiting;
     beside.slower[waits] = kWaitingSlower;
     beside.slower[computes] = computing_slower(waiting, all);
-    beside.classes = choose_cuts(shared, tiles, max_rows);
-    take_whole_sets(shared, beside);
-    beside.end_ns = plan_ns(config, used, beside);
+    cut_classes(shared, tiles, max_rows, beside);
     if (beside.end_ns < best.end_ns) best = beside;
     if (fewer_rounds == even.waiting) break;
   }

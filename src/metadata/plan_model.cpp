@@ -5,8 +5,8 @@
 //
 //   end = busiest group's tasks + all tasks' keys / parallel
 //
-// and does not depend on the order of tasks. On an H200 a key of a decode group takes 6.0 ns beside
-// 7 other groups, 9.2 beside 55 and 14.3 beside 127 (docs/performance.md).
+// and does not depend on the order of tasks. On an H200 a key of a decode group takes 6.0 ns with
+// 7 other groups, 9.2 with 55 and 14.3 with 127 (docs/performance.md).
 #include "metadata/plan_model.hpp"
 
 #include <algorithm>
@@ -40,56 +40,47 @@ bool set_bit(std::array<std::uint64_t, kWords>& bits, std::size_t index) {
   return before;
 }
 
-/// Deals runs of equal tasks to workers in alternating directions and sums up each worker's load.
-class Dealer {
- public:
-  // NOLINTNEXTLINE(*-member-init): steps_ is read only where stepped_ has a bit
-  explicit Dealer(std::int64_t workers) : workers_(workers) {}
-
-  void deal(TaskRun run) {
+/// The load of the busiest group when runs of equal tasks are dealt in alternating directions.
+double busiest_of_dealt(std::span<const TaskRun> runs, std::int64_t workers) {
+  // Of the load from one worker to the next; each is valid only if its bit is set.
+  std::array<double, kMostDealt + 1> steps;  // NOLINT(*-member-init)
+  std::array<std::uint64_t, kMostDealt / 64 + 1> stepped{};
+  const auto add_step = [&](std::int64_t worker, double ns) {
+    double& step = steps[to_size(worker)];
+    step = set_bit(stepped, to_size(worker)) ? step + ns : ns;
+  };
+  double all = 0;  // of every worker
+  std::int64_t at = 0;
+  bool back = false;
+  for (TaskRun run : runs) {
     while (run.tasks > 0) {
-      if (at_ == 0 && run.tasks >= workers_) {
-        const std::int64_t rounds = run.tasks / workers_;
-        all_ += static_cast<double>(rounds) * run.ns;
-        back_ ^= rounds % 2 != 0;
-        run.tasks -= rounds * workers_;
+      if (at == 0 && run.tasks >= workers) {
+        const std::int64_t rounds = run.tasks / workers;
+        all += static_cast<double>(rounds) * run.ns;
+        back ^= rounds % 2 != 0;
+        run.tasks -= rounds * workers;
         continue;
       }
-      const std::int64_t count = std::min(run.tasks, workers_ - at_);
-      const std::int64_t first = back_ ? workers_ - at_ - count : at_;
-      add_step(to_size(first), run.ns);
-      add_step(to_size(first + count), -run.ns);
+      const std::int64_t count = std::min(run.tasks, workers - at);
+      const std::int64_t first = back ? workers - at - count : at;
+      add_step(first, run.ns);
+      add_step(first + count, -run.ns);
       run.tasks -= count;
-      at_ += count;
-      if (at_ < workers_) continue;
-      at_ = 0;
-      back_ = !back_;
+      at += count;
+      if (at < workers) continue;
+      at = 0;
+      back = !back;
     }
   }
-
-  double busiest() const {
-    double load = all_;
-    double most = all_;
-    for (std::size_t word = 0; word < stepped_.size(); ++word) {
-      for (std::uint64_t left = stepped_[word]; left != 0; left &= left - 1) {
-        load += steps_[word * 64 + to_size(std::countr_zero(left))];
-        most = std::max(most, load);
-      }
+  double load = all, most = all;
+  for (std::size_t word = 0; word < stepped.size(); ++word) {
+    for (std::uint64_t left = stepped[word]; left != 0; left &= left - 1) {
+      load += steps[word * 64 + to_size(std::countr_zero(left))];
+      most = std::max(most, load);
     }
-    return most;
   }
-
- private:
-  void add_step(std::size_t worker, double ns) {
-    steps_[worker] = set_bit(stepped_, worker) ? steps_[worker] + ns : ns;
-  }
-
-  std::int64_t workers_, at_ = 0;
-  bool back_ = false;
-  double all_ = 0;
-  std::array<double, kMostDealt + 1> steps_;  ///< of the load from one worker to the next
-  std::array<std::uint64_t, kMostDealt / 64 + 1> stepped_{};  ///< a bit for each step written
-};
+  return most;
+}
 
 /// The load of the busiest group when each takes its next task as it becomes free. Three lower
 /// bounds: the mean; the heaviest task; and, with more than k tasks per worker, the k + 1 smallest
@@ -109,29 +100,7 @@ double busiest_of_takers(std::span<const TaskRun> runs, std::int64_t workers) {
   return tasks < workers ? most : most + kUneven * runs.front().ns;
 }
 
-double busiest_of_dealt(std::span<const TaskRun> runs, std::int64_t workers) {
-  Dealer dealer(workers);
-  for (const TaskRun& run : runs) dealer.deal(run);
-  return dealer.busiest();
-}
-
 }  // namespace
-
-double task_ns(const TileClass& tile, double keys, double tokens, bool is_split) {
-  const double steps = std::ceil(keys / tile.step_keys);
-  const TaskCosts& costs = tile.costs_of(tokens);
-  return costs.task_ns + (is_split ? costs.split_ns : 0.0) +
-         keys_ns(tile, steps * tile.step_keys, tokens);
-}
-
-double merge_ns(const MergeCosts& costs, double tokens, double rows) {
-  return tokens * costs.token_ns + rows * costs.row_ns;
-}
-
-double shared_ns(const TileClass& tile, double keys, double tokens) {
-  const double parallel = tile.costs_of(tokens).parallel;
-  return parallel > 0 ? keys_ns(tile, keys, tokens) / parallel : 0;
-}
 
 double expected_end_ns(const TileClass& tile, std::span<const TaskRun> heaviest_first,
                        double shared) {
@@ -177,18 +146,10 @@ void TileCounts::add(const TileClass& tile, std::int32_t keys, std::int32_t toke
   ++tiles_;
 }
 
-/// What cutting leads to.
-struct TileCounts::Cut {
-  CutChoice choice;
-  double rows = 0;  ///< partial results
-  EvenTime even;
-};
-
-TileCounts::Cut TileCounts::cut(const TileClass& tile, const MergeCosts& merge,
-                                double share) const {
+CutChoice TileCounts::judge(const TileClass& tile, const MergeCosts& merge, double share) const {
   std::array<TaskRun, kBuckets> runs;
   std::size_t num_runs = 0;
-  Cut cut;
+  CutChoice cut{.share_ns = share};
   double tokens = 0, shared = 0, total = 0;
   for (std::size_t word = used_.size(); word-- > 0;) {
     for (std::uint64_t left = used_[word]; left != 0;) {
@@ -213,11 +174,9 @@ TileCounts::Cut TileCounts::cut(const TileClass& tile, const MergeCosts& merge,
   }
   std::sort(runs.begin(), runs.begin() + static_cast<std::ptrdiff_t>(num_runs),
             [](const TaskRun& a, const TaskRun& b) { return a.ns > b.ns; });
-  cut.choice.share_ns = share;
-  cut.choice.end_ns =
-      tile.launch_ns + expected_end_ns(tile, std::span(runs).first(num_runs), shared);
-  cut.choice.merges = tokens > 0 && !tile.merges_splits;
-  if (cut.choice.merges) cut.choice.merge_ns = merge_ns(merge, tokens, cut.rows);
+  cut.end_ns = tile.launch_ns + expected_end_ns(tile, std::span(runs).first(num_runs), shared);
+  cut.merges = tokens > 0 && !tile.merges_splits;
+  if (cut.merges) cut.merge_ns = merge_ns(merge, tokens, cut.rows);
   cut.even = {tile.launch_ns, shared, total};
   return cut;
 }
@@ -227,28 +186,19 @@ double TileCounts::share_ns(const TileClass& tile, int candidate) const {
   return total_ns_ / static_cast<double>(std::max<std::int64_t>(target, 1));
 }
 
-CutChoice TileCounts::judge(const TileClass& tile, const MergeCosts& merge, double share) const {
-  return cut(tile, merge, share).choice;
-}
-
-EvenTime TileCounts::even_time(const TileClass& tile, const MergeCosts& merge) const {
-  return cut(tile, merge, std::numeric_limits<double>::infinity()).even;
-}
-
 CutChoice TileCounts::choose(const TileClass& tile, const MergeCosts& merge,
                              std::int64_t max_rows) const {
-  const Cut uncut = cut(tile, merge, std::numeric_limits<double>::infinity());
-  CutChoice best = uncut.choice;
-  if (empty() || best.end_ns <= (1 + kLeastGain) * uncut.even.ns(tile.workers)) return best;
+  CutChoice best = judge(tile, merge);
+  if (empty() || best.end_ns <= (1 + kLeastGain) * best.even.ns(tile.workers)) return best;
   double last = 0;
   for (int candidate = 0; candidate < kCandidates; ++candidate) {
     const double share = share_ns(tile, candidate);
     if (share == last) continue;
     last = share;
-    const Cut other = cut(tile, merge, share);
+    const CutChoice other = judge(tile, merge, share);
     if (other.rows > static_cast<double>(max_rows)) break;  // finer ones have more
     const double wanted = best.cuts() ? 1.0 : 1 - kLeastGain;
-    if (other.choice.total_ns() < wanted * best.total_ns()) best = other.choice;
+    if (other.total_ns() < wanted * best.total_ns()) best = other;
   }
   return best;
 }
@@ -263,7 +213,7 @@ CutChoice TileCounts::or_rebalanced(const TileClass& tile, const MergeCosts& mer
   const double ranges_ns = costs.task_ns + 2 * costs.split_ns;
   const std::int32_t sets = RebalancedCuts::sets_of(tile);
   CutChoice cuts;
-  cuts.end_ns = even_time(tile, merge).ns(sets * tile.groups_per_item) + ranges_ns;
+  cuts.end_ns = judge(tile, merge).even.ns(sets * tile.groups_per_item) + ranges_ns;
   cuts.rebalanced = true;
   cuts.merges = !tile.merges_splits;
   if (cuts.merges) {  // about half of the sets give, to the other half

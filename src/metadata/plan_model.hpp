@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -35,13 +36,13 @@ struct TileClass {
   std::int32_t max_item_tokens = 0;
   std::int32_t groups_per_item = 1;  ///< work-groups that one item becomes
   bool merges_splits = false;        ///< the kernel merges its own splits; the plan need not
-  bool ends_at_padding = false;      ///< persistent groups stop there, so it may stand anywhere
+  bool ends_at_padding = false;      ///< persistent groups stop there, so it may be anywhere
   std::int32_t step_keys = 1;        ///< keys processed at once: a partial step costs a whole one
   std::int32_t workers = 1;          ///< work-groups that run at once
   Dealing dealing = Dealing::kTaken;
   double launch_ns = 0;
   TaskCosts costs{};
-  std::int32_t few_tokens = 0;  ///< tasks of up to so many query tokens cost `few` instead
+  std::int32_t few_tokens = 0;  ///< tasks of up to this many query tokens cost `few` instead
   TaskCosts few{};
   const TaskCosts& costs_of(double tokens) const {
     return few_tokens > 0 && tokens <= few_tokens ? few : costs;
@@ -57,8 +58,10 @@ struct MergeCosts {
   bool operator==(const MergeCosts&) const = default;
 };
 
-/// Of the merge without its launch: so many query tokens, and their partial results.
-double merge_ns(const MergeCosts& costs, double tokens, double rows);
+/// Of the merge without its launch: this many query tokens, and their partial results.
+inline double merge_ns(const MergeCosts& costs, double tokens, double rows) {
+  return tokens * costs.token_ns + rows * costs.row_ns;
+}
 
 /// A number of tasks that take equally long.
 struct TaskRun {
@@ -72,29 +75,25 @@ inline double keys_ns(const TileClass& tile, double keys, double tokens) {
   return keys * (costs.key_ns + tokens * costs.token_key_ns);
 }
 /// Nanoseconds of a task: whole steps of keys, and what is around them.
-double task_ns(const TileClass& tile, double keys, double tokens, bool is_split);
+inline double task_ns(const TileClass& tile, double keys, double tokens, bool is_split) {
+  const double steps = std::ceil(keys / tile.step_keys);
+  const TaskCosts& costs = tile.costs_of(tokens);
+  return costs.task_ns + (is_split ? costs.split_ns : 0.0) +
+         keys_ns(tile, steps * tile.step_keys, tokens);
+}
 
 /// What a task's keys add to the whole launch, because groups slow each other down.
-double shared_ns(const TileClass& tile, double keys, double tokens);
+inline double shared_ns(const TileClass& tile, double keys, double tokens) {
+  const double parallel = tile.costs_of(tokens).parallel;
+  return parallel > 0 ? keys_ns(tile, keys, tokens) / parallel : 0;
+}
 
 /// When the last group of a launch ends, counted from the start of the first. `shared`: the sum of
 /// shared_ns() of all tasks.
 double expected_end_ns(const TileClass& tile, std::span<const TaskRun> heaviest_first,
                        double shared);
 
-/// One way to cut the tiles of a class, and what it is predicted to take. A tile worth n shares is
-/// cut into n splits.
-struct CutChoice {
-  double share_ns = std::numeric_limits<double>::infinity();  ///< key time; infinite: no splits
-  double end_ns = 0;                                          ///< of the class's own launch
-  double merge_ns = 0;      ///< of merging its splits, without the merge launch itself
-  bool merges = false;      ///< whether its splits need a merge launch
-  bool rebalanced = false;  ///< by RebalancedCuts; share_ns is not used
-  double total_ns() const { return end_ns + merge_ns; }
-  bool cuts() const { return rebalanced || share_ns < std::numeric_limits<double>::infinity(); }
-};
-
-/// What a launch takes on so many work-groups if its tasks could be shared out evenly.
+/// What a launch takes on this many work-groups if its tasks could be shared out evenly.
 struct EvenTime {
   double launch_ns = 0;
   double shared_ns = 0;  ///< in which groups slow each other down, whatever their number
@@ -104,7 +103,21 @@ struct EvenTime {
   bool waits_for_memory(double workers) const { return 2 * shared_ns > work_ns / workers; }
 };
 
-/// Splits of a tile that holds `shares` shares, if so many are allowed. A tile that is nearly two
+/// One way to cut the tiles of a class, and what it is predicted to take. A tile worth n shares is
+/// cut into n splits.
+struct CutChoice {
+  double share_ns = std::numeric_limits<double>::infinity();  ///< key time; infinite: no splits
+  double end_ns = 0;                                          ///< of the class's own launch
+  double merge_ns = 0;      ///< of merging its splits, without the merge launch itself
+  bool merges = false;      ///< whether its splits need a merge launch
+  bool rebalanced = false;  ///< by RebalancedCuts; neither share_ns nor what follows is used
+  double rows = 0;          ///< partial results
+  EvenTime even = {};
+  double total_ns() const { return end_ns + merge_ns; }
+  bool cuts() const { return rebalanced || share_ns < std::numeric_limits<double>::infinity(); }
+};
+
+/// Splits of a tile that holds `shares` shares, if this many are allowed. A tile that is nearly two
 /// shares is cut in two, so that tiles of about the same length are cut alike.
 std::int32_t splits_of(double shares, std::int32_t most);
 
@@ -122,10 +135,10 @@ class TileCounts {
   /// Rebalanced cuts if they are better than `best`, which is returned otherwise.
   CutChoice or_rebalanced(const TileClass& tile, const MergeCosts& merge, std::int64_t max_rows,
                           const CutChoice& best) const;
-  /// The prediction for one share size.
-  CutChoice judge(const TileClass& tile, const MergeCosts& merge, double share_ns) const;
-  /// Of uncut tiles: a lower bound of the launch's time for any cuts.
-  EvenTime even_time(const TileClass& tile, const MergeCosts& merge) const;
+  /// The prediction for one share size. That of uncut tiles has in `even` a lower bound of the
+  /// launch's time for any cuts.
+  CutChoice judge(const TileClass& tile, const MergeCosts& merge,
+                  double share_ns = CutChoice().share_ns) const;
   /// Share sizes that choose() tries after no splits at all, from coarse to fine.
   static constexpr int kCandidates = 16;
   double share_ns(const TileClass& tile, int candidate) const;
@@ -140,8 +153,6 @@ class TileCounts {
     double keys_ns, keys, tokens;
     std::int64_t tiles, most_splits;
   };
-  struct Cut;
-  Cut cut(const TileClass& tile, const MergeCosts& merge, double share_ns) const;
   static std::size_t bucket_of(double ns);
 
   std::array<Bucket, kBuckets> buckets_;             ///< each valid only if its bit in used_ is set

@@ -9,7 +9,6 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "metadata/item_order.hpp"
 #include "metadata/validate.hpp"
 
 namespace clattn::detail {
@@ -17,11 +16,13 @@ namespace {
 
 /// Query tokens that one work-group handles, as a split of them is described, and their keys.
 struct Tile {
-  std::size_t tile_class;
-  std::int32_t q_pos;
-  ClaTileKeys keys;
-  std::int32_t pages;  ///< that the keys lie in
-  ClaSplit split;
+  std::size_t tile_class = 0;
+  std::int32_t q_pos = 0;
+  ClaTileKeys keys = {};
+  std::int32_t listed = 0;     ///< ClaListedItem and ClaListedRow
+  std::int32_t tree_ints = 0;  ///< of its rows' ClaTreeRow
+  std::int32_t pages = 0;      ///< that the keys lie in
+  ClaSplit split = {};
 };
 
 struct Tally {
@@ -29,12 +30,8 @@ struct Tally {
   std::int64_t merges = 0;
   std::int32_t most_splits = 0;
   std::int64_t rows = 0;
-  std::int32_t rebalanced_tiles = 0;  ///< of the class with rebalanced cuts
-  /// Counts one merge of `splits` splits for each of so many query tokens.
-  void add_merges(std::int32_t tokens, std::int32_t splits) {
-    merges += tokens;
-    most_splits = std::max(most_splits, splits);
-  }
+  std::int64_t listed = 0;
+  std::int64_t tree_ints = 0;
 };
 
 std::size_t tile_class_of(const PlannerConfig& config, bool wide, std::int32_t query_len) {
@@ -53,6 +50,7 @@ void for_each_tile(const PlannerConfig& config, bool wide, const CommonAttention
     const std::int32_t first_row = batch.query_start_loc[request];
     const std::int32_t query_len = batch.query_start_loc[request + 1] - first_row;
     const std::int32_t seq_len = batch.seq_lens[request];
+    const RequestRows rows = config.lists.any() ? rows_of(config.lists, batch, r) : RequestRows{};
     const std::size_t tile_class = tile_class_of(config, wide, query_len);
     const std::int32_t limit = config.tiles[tile_class].max_item_tokens;
     for (std::int32_t done = 0; done < query_len;) {
@@ -60,7 +58,13 @@ void for_each_tile(const PlannerConfig& config, bool wide, const CommonAttention
       Tile tile{};
       tile.tile_class = tile_class;
       tile.q_pos = seq_len - query_len + done;
-      tile.keys = cla_tile_keys(&sight, tile.q_pos, count, seq_len);
+      if (rows.lists(tile.q_pos, count)) {
+        tile.keys = listed_tile_keys(config, rows, tile.q_pos, count);
+        tile.listed = count + 1;
+        if (!rows.tree.empty()) tile.tree_ints = count * tree_row_ints(rows.tree.size());
+      } else {
+        tile.keys = cla_tile_keys(&sight, tile.q_pos, count, seq_len);
+      }
       tile.pages = page_count(tile.keys.count, config.block_size);
       tile.split.request = r;
       tile.split.query_len = query_len;
@@ -137,7 +141,8 @@ class Cutter {
   /// Items that the tile gets: those, or what any length up to its own may want.
   std::int32_t room(const Tile& tile, std::int32_t pieces) const {
     if (!config_.lengths_are_bounds) return pieces;
-    const std::int64_t pages = most_pages(config_, tile.split.bound, tile.split.q_count);
+    const std::int64_t pages =
+        most_pages(config_, tile.split.bound, tile.split.q_count, tile.split.query_len);
     return cla_num_splits(&tile.split, static_cast<int>(pages));
   }
 
@@ -162,13 +167,12 @@ bool coarsen(const PlannerConfig& config, PlanCuts& cuts) {
 
 void write_merges(const ClaSplit& split, std::int32_t pieces, std::int64_t at,
                   const PlanOutput& output) {
-  if (split.merge_at < 0) return;
   for (std::int32_t token = 0; token < split.q_count; ++token)
     output.merges[to_size(at + token)] = cla_merge_of(&split, token, pieces);
 }
 
-/// Writes a tile's items and merges; changes tile.split. Where lengths are bounds, pages_at is an
-/// item's number in `splits` until place_items().
+/// Writes a tile's items; changes tile.split. Where lengths are bounds, pages_at is an item's
+/// number in `splits` until place_items().
 void write_tile(const PlannerConfig& config, Tile& tile, std::int32_t pieces, std::int32_t room,
                 const Tally& at, const PlanOutput& output) {
   ClaSplit& split = tile.split;
@@ -187,7 +191,6 @@ void write_tile(const PlannerConfig& config, Tile& tile, std::int32_t pieces, st
     }
     ++item;
   }
-  write_merges(split, pieces, at.merges, output);
 }
 
 /// Writes the items of a tile with rebalanced cuts, the moved ranges where sets look for them.
@@ -195,7 +198,7 @@ void write_rebalanced_tile(const PlannerConfig& config, const Tile& tile,
                            const RebalancedCuts& rebalanced, std::int32_t index,
                            std::span<ClaWorkItem> items) {
   const std::span<const MovedRange> moved = rebalanced.moved(index);
-  const auto pieces = static_cast<std::int32_t>(moved.size()) + 1;
+  const std::int32_t pieces = rebalanced.num_pieces(index);
   ClaSplit split = tile.split;
   const auto write = [&](std::int32_t position, std::int32_t begin_page, std::int32_t end_page) {
     ClaWorkItem item = cla_item_of(&split, tile.q_pos, tile.keys, config.block_size, pieces);
@@ -214,20 +217,6 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
                 const Cutter& cutter, const RebalancedCuts& rebalanced,
                 std::span<const std::int32_t> pages_at, const PlanOutput* output) {
   Tally tally;
-  const auto take_rebalanced = [&](Tile& tile) {
-    const std::int32_t index = tally.rebalanced_tiles++;
-    const auto moved = static_cast<std::int32_t>(rebalanced.moved(index).size());
-    const bool merges = moved > 0 && !config.tiles[kRebalancedClass].merges_splits;
-    if (output != nullptr) {
-      tile.split.pages_at = pages_at[to_size(tile.split.request)];
-      tile.split.first_row = static_cast<std::int32_t>(tally.rows);
-      tile.split.merge_at = merges ? output->merge_at(tally.merges) : -1;
-      write_rebalanced_tile(config, tile, rebalanced, index, output->items[kRebalancedClass]);
-      write_merges(tile.split, moved + 1, tally.merges, *output);
-    }
-    if (merges) tally.add_merges(tile.split.q_count, moved + 1);
-    if (moved > 0) tally.rows += std::int64_t{moved + 1} * tile.split.q_count;
-  };
   if (cutter.is_rebalanced(kRebalancedClass)) {
     tally.items[kRebalancedClass] = rebalanced.num_items();
     ClaWorkItem padding{};
@@ -236,22 +225,45 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
       std::ranges::fill(output->items[kRebalancedClass].first(to_size(rebalanced.num_items())),
                         padding);
   }
+  std::int32_t num_rebalanced = 0;  // tiles
   for_each_tile(config, cutter.wide(), batch, [&](Tile& tile) {
-    if (cutter.is_rebalanced(tile.tile_class)) return take_rebalanced(tile);
-    cutter.set_rule(tile);
-    const std::int32_t pieces = cutter.pieces(tile);
-    const std::int32_t room = cutter.room(tile, pieces);
-    const bool merges_splits = config.tiles[tile.tile_class].merges_splits;
+    const bool is_rebalanced = cutter.is_rebalanced(tile.tile_class);
+    const std::int32_t index = num_rebalanced;
+    if (is_rebalanced) {
+      ++num_rebalanced;
+    } else {
+      cutter.set_rule(tile);
+    }
+    const std::int32_t pieces = is_rebalanced ? rebalanced.num_pieces(index) : cutter.pieces(tile);
+    const std::int32_t room = is_rebalanced ? pieces : cutter.room(tile, pieces);
+    const bool merges = room > 1 && !config.tiles[tile.tile_class].merges_splits;
     if (output != nullptr) {
       tile.split.pages_at = pages_at[to_size(tile.split.request)];
       tile.split.first_row = static_cast<std::int32_t>(tally.rows);
-      tile.split.merge_at = merges_splits || room == 1 ? -1 : output->merge_at(tally.merges);
-      write_tile(config, tile, pieces, room, tally, *output);
+      tile.split.merge_at = merges ? output->merge_at(tally.merges) : -1;
+      if (tile.listed > 0) {
+        const RequestRows rows = rows_of(config.lists, batch, tile.split.request);
+        const auto at = static_cast<std::int32_t>(tally.listed);
+        list_rows(config, rows, tile.q_pos,
+                  output->listed_tile(at, tile.listed, static_cast<std::int32_t>(tally.tree_ints),
+                                      tile.tree_ints));
+        tile.q_pos = CLA_LISTED + output->listed_at + at + 1;
+      }
+      if (is_rebalanced) {
+        write_rebalanced_tile(config, tile, rebalanced, index, output->items[kRebalancedClass]);
+      } else {
+        write_tile(config, tile, pieces, room, tally, *output);
+      }
+      if (merges) write_merges(tile.split, pieces, tally.merges, *output);
     }
-    tally.items[tile.tile_class] += room;
+    if (!is_rebalanced) tally.items[tile.tile_class] += room;
+    tally.listed += tile.listed;
+    tally.tree_ints += tile.tree_ints;
     if (room == 1) return;
-    if (!merges_splits) tally.add_merges(tile.split.q_count, room);
     tally.rows += std::int64_t{room} * tile.split.q_count;
+    if (!merges) return;
+    tally.merges += tile.split.q_count;
+    tally.most_splits = std::max(tally.most_splits, room);
   });
   return tally;
 }
@@ -276,26 +288,19 @@ void rebalance(const PlannerConfig& config, const CommonAttentionMetadata& batch
   cuts.end_ns += choice.total_ns();
 }
 
-/// Tells every split where its item stands, once the lists are in order.
-void place_items(const PlanCounts& counts, const PlanOutput& output) {
-  for (std::size_t c = 0; c < counts.num_items.size(); ++c) {
-    for (std::int32_t i = 0; i < counts.num_items[c]; ++i) {
-      ClaWorkItem& item = output.items[c][to_size(i)];
-      ClaSplit& split = output.splits[to_size(item.pages_at)];
-      split.item_at = output.item_at(c, i);
-      item.pages_at = split.pages_at;
-    }
-  }
-}
-
-PlanCounts to_counts(const Tally& tally) {
-  PlanCounts counts;
-  for (std::size_t c = 0; c < counts.num_items.size(); ++c) {
-    counts.num_items[c] = static_cast<std::int32_t>(std::min(tally.items[c], kMaxInt32));
-  }
-  counts.num_merges = static_cast<std::int32_t>(std::min(tally.merges, kMaxInt32));
-  counts.most_splits = tally.most_splits;
-  counts.num_partial_rows = tally.rows;
+PlanCounts to_counts(const Tally& tally, const PlanCuts& cuts) {
+  const auto to_count = [](std::int64_t number) {
+    return static_cast<std::int32_t>(std::min(number, kMaxInt32));
+  };
+  PlanCounts counts{.workers = cuts.workers,
+                    .slower = cuts.slower,
+                    .rebalanced = cuts.classes[kRebalancedClass].rebalanced,
+                    .num_merges = to_count(tally.merges),
+                    .most_splits = tally.most_splits,
+                    .num_partial_rows = tally.rows,
+                    .num_listed = to_count(tally.listed),
+                    .num_tree_ints = to_count(tally.tree_ints)};
+  std::ranges::transform(tally.items, counts.num_items.begin(), to_count);
   return counts;
 }
 
@@ -308,6 +313,8 @@ void check_output(const PlannerConfig& config, const PlanCounts& counts, const P
     check("PlanOutput::items", output.items[c].size(), counts.num_items[c]);
   }
   check("PlanOutput::merges", output.merges.size(), counts.num_merges);
+  check("PlanOutput::listed", output.listed.size(), counts.num_listed);
+  check("PlanOutput::tree_rows", output.tree_rows.size(), counts.num_tree_ints);
   if (config.lengths_are_bounds)
     check("PlanOutput::splits", output.splits.size(), counts.all_items());
 }
@@ -352,11 +359,12 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
       const PlanCuts others = best_cuts(without, batch, tiles, max_rows);
       if (others.end_ns <= cuts_.end_ns) cuts_ = others;
     }
-    if (!cuts_.wide && std::ranges::none_of(cuts_.classes, &CutChoice::cuts)) {
-      for (std::size_t c = 0; c < tiles.size(); ++c) counts_.num_items[c] = tiles[c].tiles();
-      counts_.workers = cuts_.workers;
-      counts_.slower = cuts_.slower;
-      return;  // known without a walk: an item a tile
+    const bool cuts = cuts_.wide || std::ranges::any_of(cuts_.classes, &CutChoice::cuts);
+    if (!cuts && !config.lists.any()) {
+      Tally tally;  // known without a walk: an item a tile
+      std::ranges::transform(tiles, tally.items.begin(), &TileCounts::tiles);
+      counts_ = to_counts(tally, cuts_);
+      return;
     }
   }
   Tally tally = cut_tiles(config, batch, Cutter(config, cuts_), rebalanced_, {}, nullptr);
@@ -368,10 +376,7 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
         tally.rows, max_rows);
     tally = cut_tiles(config, batch, Cutter(config, cuts_), rebalanced_, {}, nullptr);
   }
-  counts_ = to_counts(tally);
-  counts_.workers = cuts_.workers;
-  counts_.slower = cuts_.slower;
-  counts_.rebalanced = cuts_.classes[kRebalancedClass].rebalanced;
+  counts_ = to_counts(tally, cuts_);
 }
 
 void AttentionPlan::write(std::span<const std::int32_t> pages_at, const PlanOutput& output) const {

@@ -7,7 +7,8 @@
 #include <numeric>
 #include <span>
 
-#include "metadata/item_order.hpp"
+#include "base/checked.hpp"
+#include "metadata/listed_rows.hpp"
 #include "metadata/plan_model.hpp"
 #include "metadata/rebalanced_cuts.hpp"
 #include "shared/cut.h"
@@ -22,27 +23,17 @@ inline constexpr int kMaxTileClasses = 4;
 inline constexpr std::size_t kRebalancedClass = 0;  ///< may get RebalancedCuts
 inline constexpr std::int32_t kMostPieces = 65535;  ///< of a tile: 16 bits of an item count them
 
-/// Which keys around its own position a query may see: reach in tokens to either side, -1 =
-/// unbounded, and the aligned chunk that it must stay in, 0 = none.
-struct KeyWindow {
-  std::int32_t left = -1;
-  std::int32_t right = -1;
-  std::int32_t chunk = 0;
-  bool operator==(const KeyWindow&) const = default;
-  /// Whether every key that `other` lets a query see is one that this lets it see.
-  bool covers(const KeyWindow& other) const {
-    const auto reaches = [](std::int32_t a, std::int32_t b) { return a < 0 || (b >= 0 && b <= a); };
-    return reaches(left, other.left) && reaches(right, other.right) &&
-           (chunk == 0 || chunk == other.chunk);
-  }
-};
+/// Which items come first in a list: GPUs, and CPUs that take them from a queue, start the longest
+/// first; without a queue PoCL hands the front of the list to one thread. kAsCut leaves the batch's
+/// order.
+enum class ItemOrder : std::uint8_t { kHeavyFirst, kLightFirst, kAsCut };
 
 struct PlannerConfig {
   std::array<TileClass, kMaxTileClasses> tiles{};
   int num_tiles = 0;             ///< classes in use; longest_class() takes every length
   std::int32_t block_size = 16;  ///< tokens per page: cuts of the key range fall on page boundaries
   MergeCosts merge;
-  /// Added to the predicted time of two launches beside each other; infinity: they never are.
+  /// Added to the predicted time of two launches at once; infinity: never at once.
   double beside_ns = std::numeric_limits<double>::infinity();
   /// The longest queries that kDeterministic splits: longer ones would need too much memory.
   std::int32_t max_split_query_len = 16;
@@ -62,6 +53,7 @@ struct PlannerConfig {
   /// The last class takes the requests of the one before it in balanced plans that end earlier so.
   bool last_is_wide = false;
   KeyWindow window;
+  ListRules lists;
   bool bidirectional = false;  ///< no query is bound by causality, whatever the batch says
   /// The batch's seq_lens are upper bounds: the plan has room for any lengths up to them, and says
   /// of each item how it is made of the length (PlanOutput::splits). What is predicted and how
@@ -74,12 +66,12 @@ struct PlannerConfig {
   bool operator==(const PlannerConfig&) const = default;
 };
 
-/// How much a plan needs: the answer of a run without an output, and of every run.
+/// How much a plan needs.
 struct PlanCounts {
   std::array<std::int32_t, kMaxTileClasses> num_items{};
   /// Work-groups of each launch; 0: as many as the device has room for.
   std::array<std::int32_t, kMaxTileClasses> workers{};
-  /// Of two launches that run beside each other, how many times as long as alone on these
+  /// Of two launches that run at the same time, how many times as long as alone on these
   /// work-groups each is expected to take. 0 everywhere: launches run in turn.
   std::array<double, kMaxTileClasses> slower{};
   /// Whether class kRebalancedClass has rebalanced cuts: its items are listed round by round, with
@@ -88,23 +80,41 @@ struct PlanCounts {
   std::int32_t num_merges = 0;
   std::int32_t most_splits = 0;  ///< no merge has more; lengths on the device may give fewer
   std::int64_t num_partial_rows = 0;
+  std::int32_t num_listed = 0;     ///< ClaListedItem and ClaListedRow, all of one size
+  std::int32_t num_tree_ints = 0;  ///< of the rows of drafts in trees
   std::int64_t all_items() const {
     return std::accumulate(num_items.begin(), num_items.end(), std::int64_t{0});
   }
   bool operator==(const PlanCounts&) const = default;
 };
 
+/// Where a tile whose rows are listed is written.
+struct ListedTile {
+  std::span<ClaListedRow> rows;       ///< the first one is the ClaListedItem
+  std::span<std::int32_t> tree_rows;  ///< of drafts in a tree
+  std::int32_t tree_rows_at = 0;      ///< where they will stand in the metadata, in ints
+};
+
 /// Where a plan is written: every span at least as long as the counts say, else kInvalidArgument.
 struct PlanOutput {
   std::array<std::span<ClaWorkItem>, kMaxTileClasses> items;
   std::span<ClaMergeItem> merges;
-  std::span<ClaSplit> splits = {};  ///< one for each item, if PlannerConfig::lengths_are_bounds
+  std::span<ClaSplit> splits = {};      ///< one for each item, if PlannerConfig::lengths_are_bounds
+  std::span<ClaListedRow> listed = {};  ///< ClaListedItem as well
+  std::span<std::int32_t> tree_rows = {};
   /// Where items and merges will stand in the metadata, in ints; for ClaSplit.
   std::array<std::int32_t, kMaxTileClasses> items_at{};
   std::int32_t merges_at = 0;
+  std::int32_t listed_at = 0;     ///< where `listed` will, counted in rows
+  std::int32_t tree_rows_at = 0;  ///< in ints
 
   std::int32_t item_at(std::size_t tile_class, std::int32_t index) const {
     return items_at.at(tile_class) + index * kItemInts;
+  }
+  ListedTile listed_tile(std::int32_t first, std::int32_t count, std::int32_t first_int,
+                         std::int32_t num_ints) const {
+    return {listed.subspan(to_size(first), to_size(count)),
+            tree_rows.subspan(to_size(first_int), to_size(num_ints)), tree_rows_at + first_int};
   }
   std::int32_t merge_at(std::int64_t index) const {
     return merges_at + static_cast<std::int32_t>(index) * kMergeInts;
@@ -151,19 +161,52 @@ class AttentionPlan {
 using PlanTiles = std::array<TileCounts, kMaxTileClasses>;
 PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batch,
                       bool wide = false);
-/// The best cuts of balanced plans: each class's own, or none where their gain is less than the
-/// merge launch that they share.
-std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
-                                                   const PlanTiles& tiles, std::int64_t max_rows);
-/// The same for a whole plan: with two launches beside each other where that ends earlier.
+/// The balanced cuts that end a plan earliest, with two launches at once where that ends
+/// earlier.
 PlanCuts choose_plan(const PlannerConfig& config, const PlanTiles& tiles, std::int64_t max_rows);
 
-/// Pages of the keys that a tile of `count` query tokens of a request of up to `most_keys` keys
-/// sees, if all is as bad as can be.
-std::int64_t most_pages(const PlannerConfig& config, std::int64_t most_keys, std::int64_t count);
+/// Items whose predicted times differ by less than this count as equally heavy. Nanoseconds; 0 for
+/// a list without keys.
+double equal_costs_ns(const TileClass& tile, std::span<const ClaWorkItem> items);
+
+/// Orders the items of a class, which come in the batch's order. Equally heavy ones of a request
+/// follow each other. Allocates nothing.
+void sort_items(ItemOrder order, const TileClass& tile, std::span<ClaWorkItem> items);
+/// Notes in every split where its item is, once the lists are in order.
+void place_items(const PlanCounts& counts, const PlanOutput& output);
+
+/// Pages of the keys that a tile of `count` query tokens sees, of a request of up to `query_len`
+/// of them and `most_keys` keys, if all is as bad as can be.
+std::int64_t most_pages(const PlannerConfig& config, std::int64_t most_keys, std::int64_t count,
+                        std::int64_t query_len);
 
 /// What a plan's queries see, for the kernel that makes items of its splits.
-ClaSight sight_of(const PlannerConfig& config, bool causal);
+inline ClaSight sight_of(const PlannerConfig& config, bool causal) {
+  return {.page_size = config.block_size,
+          .causal = causal && !config.bidirectional ? 1 : 0,
+          .window_left = config.window.left,
+          .window_right = config.window.right,
+          .chunk = config.window.chunk,
+          .chunk_lookback = config.window.chunk_lookback};
+}
+
+/// Pages of a request that lie left of all keys that its queries see.
+inline std::size_t unseen_pages(const ClaSight& sight, std::int32_t query_len,
+                                std::int32_t seq_len) {
+  if (sight.window_left < 0 && sight.chunk == 0) return 0;
+  const std::int32_t first = cla_tile_keys(&sight, seq_len - query_len, 1, seq_len).first;
+  return to_size(first) / to_size(sight.page_size);
+}
+
+/// Of a tile whose rows are listed: its keys, as cla_tile_keys() gives those of others.
+ClaTileKeys listed_tile_keys(const PlannerConfig& config, const RequestRows& request,
+                             std::int32_t position, std::int32_t count);
+void list_rows(const PlannerConfig& config, const RequestRows& request, std::int32_t position,
+               const ListedTile& to);
+
+/// unseen_pages() of a request whose first rows may be listed.
+std::size_t unseen_pages(const PlannerConfig& config, const CommonAttentionMetadata& batch,
+                         std::int32_t request);
 
 /// Throws kInvalidArgument for numbers that nothing can be planned with.
 void check_config(const PlannerConfig& config);

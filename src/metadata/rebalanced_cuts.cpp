@@ -4,8 +4,6 @@
 #include <bit>
 #include <cmath>
 
-#include "base/checked.hpp"
-
 namespace clattn::detail {
 
 std::int32_t keys_of_pages(std::int32_t pages, std::int32_t page_size, std::int32_t keys) {

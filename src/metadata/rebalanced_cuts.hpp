@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/checked.hpp"
 #include "metadata/plan_model.hpp"
 
 namespace clattn::detail {
@@ -54,13 +55,13 @@ class RebalancedCuts {
   std::int32_t num_items() const { return num_items_; }            ///< padding included
   std::int64_t num_rows() const { return num_rows_; }              ///< partial results
   std::int64_t num_cut_tokens() const { return num_cut_tokens_; }  ///< that those are of
-  /// Of tile `index` in the order of add(): the list position of the keys that it keeps, and the
-  /// ranges that were moved, last keys first.
+  /// Of tile `index` in the order of add(): its ranges, the list position of the keys that it
+  /// keeps, and the ranges that were moved, last keys first.
+  std::int32_t num_pieces(std::int32_t index) const { return tile_at(index).num_moves + 1; }
   std::int32_t position(std::int32_t index) const { return tile_at(index).position; }
   std::span<const MovedRange> moved(std::int32_t index) const {
     const Tile& tile = tile_at(index);
-    return std::span(moves_).subspan(static_cast<std::size_t>(tile.first_move),
-                                     static_cast<std::size_t>(tile.num_moves));
+    return std::span(moves_).subspan(to_size(tile.first_move), to_size(tile.num_moves));
   }
 
  private:
@@ -72,11 +73,11 @@ class RebalancedCuts {
     std::int32_t items;     ///< in the list
     std::int32_t heaviest;  ///< of its whole tiles; -1: it has none
   };
-  const Tile& tile_at(std::int32_t index) const { return tiles_[static_cast<std::size_t>(index)]; }
+  const Tile& tile_at(std::int32_t index) const { return tiles_[to_size(index)]; }
   std::int32_t position_of(std::int32_t set, std::int32_t round) const {
     return round * num_sets_ + (round % 2 == 0 ? set : num_sets_ - 1 - set);
   }
-  std::span<GroupSet> sets() { return std::span(sets_).first(static_cast<std::size_t>(num_sets_)); }
+  std::span<GroupSet> sets() { return std::span(sets_).first(to_size(num_sets_)); }
   void deal(const TileClass& tile);
   double target_load(const TaskCosts& costs, double step_ns);
   struct Pages {

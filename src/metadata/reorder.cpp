@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <clattn/reorder.hpp>
+#include <concepts>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -23,24 +25,16 @@ Region region_of(const RequestProgress& requests, std::size_t request,
   return computed >= requests.num_prompt_tokens[request] ? Region::kDecode : Region::kShortExtend;
 }
 
-void check(const RequestProgress& requests, std::int32_t decode_threshold,
-           std::span<std::int32_t> order) {
-  detail::check_at_least("decode_threshold", decode_threshold, 0);
-  const std::size_t num_reqs = requests.num_scheduled_tokens.size();
-  const auto check_size = [&](std::string_view name, std::size_t size) {
-    throw_invalid_if(size != num_reqs, "{} holds {} elements, legal: {} (one per request)", name,
-                     size, num_reqs);
-  };
-  const auto check_counts = [&](std::string_view name, std::span<const std::int32_t> counts) {
-    check_size(name, counts.size());
-    for (std::size_t r = 0; r < num_reqs; ++r)
-      throw_invalid_if(counts[r] < 0, "request {}: {} is {}, legal: at least 0", r, name,
-                       counts[r]);
-  };
-  check_counts("num_scheduled_tokens", requests.num_scheduled_tokens);
-  check_counts("num_computed_tokens", requests.num_computed_tokens);
-  check_counts("num_prompt_tokens", requests.num_prompt_tokens);
-  check_size("order", order.size());
+void check_size(std::string_view name, std::size_t size, std::size_t num_reqs) {
+  throw_invalid_if(size != num_reqs, "{} holds {} elements, legal: {} (one per request)", name,
+                   size, num_reqs);
+}
+
+void check_counts(std::string_view name, std::span<const std::int32_t> counts,
+                  std::size_t num_reqs) {
+  check_size(name, counts.size(), num_reqs);
+  for (std::size_t r = 0; r < num_reqs; ++r)
+    throw_invalid_if(counts[r] < 0, "request {}: {} is {}, legal: at least 0", r, name, counts[r]);
 }
 
 /// Walks each cycle of `order` from its lowest place; every swap puts the row of one place right,
@@ -62,12 +56,42 @@ std::vector<RowSwap> swaps_of(std::span<const std::int32_t> order) {
 
 }  // namespace
 
+bool reorder_batch_to_split_decodes_and_prefills(std::span<const std::int32_t> num_scheduled_tokens,
+                                                 std::int32_t decode_threshold,
+                                                 std::span<std::int32_t> order) {
+  detail::check_at_least("decode_threshold", decode_threshold, 0);
+  const std::size_t num_reqs = num_scheduled_tokens.size();
+  check_size("order", order.size(), num_reqs);
+  check_counts("num_scheduled_tokens", num_scheduled_tokens, num_reqs);
+  const auto is_decode = [&](std::integral auto request) {
+    return num_scheduled_tokens[to_size(request)] <= decode_threshold;
+  };
+  std::iota(order.begin(), order.end(), 0);
+  const auto num_decodes = to_size(std::ranges::count_if(order, is_decode));
+  // As many prefills stand in the first num_decodes places as decodes after them: pair the first
+  // of the former with the last of the latter.
+  std::size_t decode = num_reqs;
+  bool moved = false;
+  for (std::size_t prefill = 0; prefill < num_decodes; ++prefill) {
+    if (is_decode(prefill)) continue;
+    do --decode;
+    while (!is_decode(decode));
+    std::swap(order[prefill], order[decode]);
+    moved = true;
+  }
+  return moved;
+}
+
 bool reorder_batch_to_split_decodes_and_prefills(const RequestProgress& requests,
                                                  std::int32_t decode_threshold,
                                                  std::span<std::int32_t> order,
                                                  std::vector<RowSwap>* swaps) {
-  check(requests, decode_threshold, order);
-  const std::size_t num_reqs = order.size();
+  detail::check_at_least("decode_threshold", decode_threshold, 0);
+  const std::size_t num_reqs = requests.num_scheduled_tokens.size();
+  check_counts("num_scheduled_tokens", requests.num_scheduled_tokens, num_reqs);
+  check_counts("num_computed_tokens", requests.num_computed_tokens, num_reqs);
+  check_counts("num_prompt_tokens", requests.num_prompt_tokens, num_reqs);
+  check_size("order", order.size(), num_reqs);
   const auto region = [&](std::size_t r) {
     return static_cast<std::size_t>(region_of(requests, r, decode_threshold));
   };

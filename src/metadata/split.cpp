@@ -14,21 +14,12 @@ std::int32_t query_len(const CommonAttentionMetadata& batch, std::int32_t reques
   return detail::query_len_of(batch, to_size(request));
 }
 
-BatchSplit all_decodes(const CommonAttentionMetadata& batch) {
-  return {batch.num_reqs, 0, batch.num_actual_tokens, 0};
-}
-
+/// Padding at the batch's end counts with the side that its rows stand on.
 BatchSplit split_at(const CommonAttentionMetadata& batch, std::int32_t num_decodes) {
-  const std::int32_t tokens = batch.query_start_loc[to_size(num_decodes)];
+  const std::int32_t tokens = num_decodes == batch.num_reqs
+                                  ? batch.num_actual_tokens
+                                  : batch.query_start_loc[to_size(num_decodes)];
   return {num_decodes, batch.num_reqs - num_decodes, tokens, batch.num_actual_tokens - tokens};
-}
-
-/// Whether every request has the first one's query length or none, as padded captured batches do.
-bool is_padded_uniform(const CommonAttentionMetadata& batch) {
-  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    if (query_len(batch, r) != query_len(batch, 0) && query_len(batch, r) != 0) return false;
-  }
-  return true;
 }
 
 /// Tokens that only the empty rows at the batch's end can own: SplitOptions::require_uniform says
@@ -48,21 +39,19 @@ std::int32_t padding_tokens(const CommonAttentionMetadata& batch, const SplitOpt
 
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
                                       std::int32_t decode_threshold) {
-  detail::check_at_least("decode_threshold", decode_threshold, 0);
-  const std::int32_t longest = detail::validate_queries(batch);
-  if (longest <= decode_threshold) return all_decodes(batch);
-  std::int32_t num_decodes = 0;
-  while (query_len(batch, num_decodes) <= decode_threshold) ++num_decodes;
-  for (std::int32_t r = num_decodes; r < batch.num_reqs; ++r) {
-    // A request without query tokens is nobody's work and may stand anywhere: padding comes last.
+  const BatchSplit split =
+      split_decodes_and_prefills(batch, SplitOptions{.decode_threshold = decode_threshold});
+  const std::int32_t first = split.num_decodes;
+  for (std::int32_t r = first; r < batch.num_reqs; ++r) {
+    // A request without query tokens is nobody's work and may be anywhere: padding comes last.
     const std::int32_t length = query_len(batch, r);
     throw_invalid_if(
         length > 0 && length <= decode_threshold,
         "request {}: query length is {}, legal: at least {} (decodes stand before prefills; "
         "request {} is a prefill of {} tokens)",
-        r, length, decode_threshold + 1, num_decodes, query_len(batch, num_decodes));
+        r, length, decode_threshold + 1, first, query_len(batch, first));
   }
-  return split_at(batch, num_decodes);
+  return split;
 }
 
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
@@ -71,22 +60,18 @@ BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
   detail::check_at_least("decode_threshold", threshold, 0);
   CommonAttentionMetadata unpadded = batch;
   unpadded.num_actual_tokens -= padding_tokens(batch, options);
-  const std::int32_t longest = detail::validate_queries(unpadded);
+  detail::validate_queries(unpadded);
   const bool by_length = options.treat_short_extends_as_decodes;
   throw_invalid_if(!by_length && options.is_prefilling.size() < to_size(batch.num_reqs),
                    "is_prefilling holds {} elements, legal: at least {} (num_reqs; needed unless "
                    "treat_short_extends_as_decodes)",
                    options.is_prefilling.size(), batch.num_reqs);
-  if (batch.num_reqs == 0) return {};
-  if (by_length && longest <= threshold && (!options.require_uniform || threshold <= 1)) {
-    return all_decodes(batch);
-  }
-  if (query_len(batch, 0) > threshold) return split_at(batch, 0);
-  if (by_length && options.require_uniform && is_padded_uniform(batch)) return all_decodes(batch);
-
+  std::int32_t uniform = 0;  // the query length of the first request that has query tokens
   const auto is_prefill = [&](std::int32_t r) {
     const std::int32_t length = query_len(batch, r);
-    return (options.require_uniform ? length != query_len(batch, 0) : length > threshold) ||
+    if (length == 0) return false;
+    if (uniform == 0) uniform = length;
+    return length > threshold || (options.require_uniform && length != uniform) ||
            (!by_length && options.is_prefilling[to_size(r)] != 0);
   };
   std::int32_t num_decodes = 0;

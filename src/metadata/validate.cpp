@@ -20,16 +20,31 @@ std::string legal_range(std::int64_t low, std::int64_t high) {
   return fmt::format("{} … {}", low, high);
 }
 
+template <typename... Args>
 [[noreturn]] void throw_request(std::size_t request, std::string_view field, std::int64_t value,
-                                std::string_view legal) {
-  throw_invalid("request {}: {} is {}, legal: {}", request, field, value, legal);
+                                fmt::format_string<Args...> legal, Args&&... args) {
+  throw_invalid("request {}: {} is {}, legal: {}", request, field, value,
+                fmt::format(legal, std::forward<Args>(args)...));
 }
 
-/// Reports that the longest request is too long.
-[[noreturn]] void throw_longest(const CommonAttentionMetadata& batch, const BatchSummary& summary,
-                                std::string_view legal) {
+/// Throws if the longest request has more than `most` tokens.
+void check_longest(const CommonAttentionMetadata& batch, const BatchSummary& summary,
+                   std::int32_t most, std::string_view why) {
+  if (summary.max_seq_len <= most) return;
   const auto longest = std::ranges::find(batch.seq_lens, summary.max_seq_len);
-  throw_request(to_size(longest - batch.seq_lens.begin()), "seq_lens", *longest, legal);
+  throw_request(to_size(longest - batch.seq_lens.begin()), "seq_lens", *longest, "{} ({})",
+                legal_range(0, most), why);
+}
+
+void check_seq_lens_size(const CommonAttentionMetadata& batch) {
+  check_size("seq_lens", batch.seq_lens.size(), batch.num_reqs, "num_reqs");
+}
+
+/// Prefix sums over the requests.
+void check_starts(std::string_view field, std::span<const std::int32_t> starts,
+                  std::int32_t num_reqs) {
+  check_size(field, starts.size(), std::int64_t{num_reqs} + 1, "num_reqs + 1");
+  if (starts[0] != 0) throw_invalid("{}[0] is {}, legal: 0", field, starts[0]);
 }
 
 /// Tokens that a row of the block table can address.
@@ -37,7 +52,7 @@ std::int64_t check_table(const CommonAttentionMetadata& batch, std::int32_t bloc
   check_at_least("num_reqs", batch.num_reqs, 0);
   check_at_least("block_size", block_size, 1);
   check_at_least("block_table_stride", batch.block_table_stride, 0);
-  check_size("seq_lens", batch.seq_lens.size(), batch.num_reqs, "num_reqs");
+  check_seq_lens_size(batch);
   const auto entries = checked_mul<std::int64_t>(batch.num_reqs, batch.block_table_stride,
                                                  "num_reqs x block_table_stride");
   throw_invalid_if(
@@ -52,53 +67,28 @@ std::int64_t check_table(const CommonAttentionMetadata& batch, std::int32_t bloc
                                     std::size_t request, std::int32_t query_len) {
   const std::int32_t seq_len = batch.seq_lens[request];
   const auto capacity = std::min(batch.block_table_stride * block_size, kMaxInt32);
-  throw_request(
-      request, "seq_lens", seq_len,
-      fmt::format("{} ({})", legal_range(query_len, capacity),
-                  seq_len < query_len
-                      ? std::string("at least the query length")
-                      : fmt::format("its {} pages of {} hold {} tokens, it needs {} pages",
-                                    batch.block_table_stride, block_size, capacity,
-                                    ceil_div<std::int64_t>(seq_len, block_size))));
-}
-
-/// `starts` is query_start_loc, or empty for requests without queries.
-BatchSummary check_seq_lens(const CommonAttentionMetadata& batch, std::int32_t block_size,
-                            std::span<const std::int32_t> starts) {
-  const std::int64_t capacity = check_table(batch, block_size);
-  BatchSummary summary;
-  std::int64_t num_pages = 0;
-  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
-    const std::int32_t query_len = starts.empty() ? 0 : starts[r + 1] - starts[r];
-    const std::int32_t seq_len = batch.seq_lens[r];
-    if (seq_len < query_len || seq_len > capacity) {
-      throw_bad_seq_len(batch, block_size, r, query_len);
-    }
-    summary.max_query_len = std::max(summary.max_query_len, query_len);
-    summary.max_seq_len = std::max(summary.max_seq_len, seq_len);
-    num_pages += page_count(seq_len, block_size);
-  }
-  throw_invalid_if(num_pages > kMaxInt32, "the requests use {} pages, legal: at most {}", num_pages,
-                   kMaxInt32);
-  summary.num_pages = static_cast<std::int32_t>(num_pages);
-  return summary;
+  const std::string legal = legal_range(query_len, capacity);
+  if (seq_len < query_len)
+    throw_request(request, "seq_lens", seq_len, "{} (at least the query length)", legal);
+  throw_request(request, "seq_lens", seq_len,
+                "{} (its {} pages of {} hold {} tokens, it needs {} pages)", legal,
+                batch.block_table_stride, block_size, capacity,
+                ceil_div<std::int64_t>(seq_len, block_size));
 }
 
 /// key_start_loc: prefix sums of seq_lens. Empty where the keys are the queries' own tokens.
 BatchSummary check_key_starts(const CommonAttentionMetadata& batch) {
-  check_size("seq_lens", batch.seq_lens.size(), batch.num_reqs, "num_reqs");
+  check_seq_lens_size(batch);
   const bool own = batch.key_start_loc.empty();
   const auto& starts = own ? batch.query_start_loc : batch.key_start_loc;
   const std::string_view name = own ? "query_start_loc" : "key_start_loc";
-  check_size(name, starts.size(), std::int64_t{batch.num_reqs} + 1, "num_reqs + 1");
-  if (starts[0] != 0) throw_invalid("{}[0] is {}, legal: 0", name, starts[0]);
+  check_starts(name, starts, batch.num_reqs);
   BatchSummary summary;
   for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
     const std::int64_t keys = std::int64_t{starts[r + 1]} - starts[r];
     if (batch.seq_lens[r] < 0 || batch.seq_lens[r] != keys) {
-      throw_request(r, "seq_lens", batch.seq_lens[r],
-                    fmt::format("{} ({}[{}] - {}[{}])", std::max<std::int64_t>(keys, 0), name,
-                                r + 1, name, r));
+      throw_request(r, "seq_lens", batch.seq_lens[r], "{} ({}[{}] - {}[{}])",
+                    std::max<std::int64_t>(keys, 0), name, r + 1, name, r);
     }
     summary.max_seq_len = std::max(summary.max_seq_len, batch.seq_lens[r]);
   }
@@ -113,8 +103,7 @@ void check_computed_tokens(const CommonAttentionMetadata& batch) {
     const std::int32_t computed = batch.seq_lens[r] - query_len;
     if (batch.num_computed_tokens[r] != computed) {
       throw_request(r, "num_computed_tokens", batch.num_computed_tokens[r],
-                    fmt::format("{} (seq_lens {} - query length {})", computed, batch.seq_lens[r],
-                                query_len));
+                    "{} (seq_lens {} - query length {})", computed, batch.seq_lens[r], query_len);
     }
   }
 }
@@ -137,8 +126,7 @@ std::int32_t validate_queries(const CommonAttentionMetadata& batch) {
   check_at_least("num_actual_tokens", batch.num_actual_tokens, 0);
   check_at_least("max_query_len", batch.max_query_len, 0);
   const auto& starts = batch.query_start_loc;
-  check_size("query_start_loc", starts.size(), std::int64_t{batch.num_reqs} + 1, "num_reqs + 1");
-  if (starts[0] != 0) throw_invalid("query_start_loc[0] is {}, legal: 0", starts[0]);
+  check_starts("query_start_loc", starts, batch.num_reqs);
 
   const std::int32_t bound =
       batch.max_query_len > 0 ? batch.max_query_len : batch.num_actual_tokens;
@@ -147,12 +135,11 @@ std::int32_t validate_queries(const CommonAttentionMetadata& batch) {
     const std::int32_t begin = starts[r], end = starts[r + 1];
     if (end < begin || end > batch.num_actual_tokens) {
       throw_request(r, fmt::format("query_start_loc[{}]", r + 1), end,
-                    fmt::format("{} (query_start_loc[{}] … num_actual_tokens)",
-                                legal_range(begin, batch.num_actual_tokens), r));
+                    "{} (query_start_loc[{}] … num_actual_tokens)",
+                    legal_range(begin, batch.num_actual_tokens), r);
     }
     if (end - begin > bound) {
-      throw_request(r, "query length", end - begin,
-                    fmt::format("{} (max_query_len)", legal_range(0, bound)));
+      throw_request(r, "query length", end - begin, "{} (max_query_len)", legal_range(0, bound));
     }
     max_query_len = std::max(max_query_len, end - begin);
   }
@@ -161,6 +148,27 @@ std::int32_t validate_queries(const CommonAttentionMetadata& batch) {
                    "query_start_loc[{}] is {}, legal: {} (num_actual_tokens)", batch.num_reqs, last,
                    batch.num_actual_tokens);
   return max_query_len;
+}
+
+BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                             std::span<const std::int32_t> starts) {
+  const std::int64_t capacity = check_table(batch, block_size);
+  BatchSummary summary;
+  std::int64_t num_pages = 0;
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
+    const std::int32_t query_len = starts.empty() ? 0 : starts[r + 1] - starts[r];
+    const std::int32_t seq_len = batch.seq_lens[r];
+    if (seq_len < query_len || seq_len > capacity) {
+      throw_bad_seq_len(batch, block_size, r, query_len);
+    }
+    summary.max_query_len = std::max(summary.max_query_len, query_len);
+    summary.max_seq_len = std::max(summary.max_seq_len, seq_len);
+    num_pages += page_count(seq_len, block_size);
+  }
+  throw_invalid_if(num_pages > kMaxInt32, "the requests use {} pages, legal: at most {}", num_pages,
+                   kMaxInt32);
+  summary.num_pages = static_cast<std::int32_t>(num_pages);
+  return summary;
 }
 
 BatchSummary validate_lengths(const CommonAttentionMetadata& batch, std::int32_t block_size,
@@ -172,27 +180,23 @@ BatchSummary validate_lengths(const CommonAttentionMetadata& batch, std::int32_t
     summary = check_key_starts(batch);
   } else {
     const bool own = source == KeySource::kOwnPages;
-    summary = check_seq_lens(batch, block_size,
-                             own ? batch.query_start_loc : std::span<const std::int32_t>());
+    summary = validate_tables(batch, block_size,
+                              own ? batch.query_start_loc : std::span<const std::int32_t>());
     if (own) check_computed_tokens(batch);
   }
   summary.max_query_len = max_query_len;
-  if (batch.max_seq_len > 0 && summary.max_seq_len > batch.max_seq_len) {
-    throw_longest(batch, summary,
-                  fmt::format("{} (max_seq_len)", legal_range(0, batch.max_seq_len)));
-  }
+  if (batch.max_seq_len > 0) check_longest(batch, summary, batch.max_seq_len, "max_seq_len");
   return summary;
 }
 
 std::int32_t validate_sequences(const CommonAttentionMetadata& batch) {
   validate_queries(batch);
-  check_size("seq_lens", batch.seq_lens.size(), batch.num_reqs, "num_reqs");
+  check_seq_lens_size(batch);
   std::int32_t longest = 0;
   for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
     const std::int32_t query_len = query_len_of(batch, r);
     if (batch.seq_lens[r] < query_len) {
-      throw_request(r, "seq_lens", batch.seq_lens[r],
-                    fmt::format("at least the query length, {}", query_len));
+      throw_request(r, "seq_lens", batch.seq_lens[r], "at least the query length, {}", query_len);
     }
     longest = std::max(longest, batch.seq_lens[r]);
   }
@@ -247,20 +251,16 @@ void validate_common_prefix(const CommonAttentionMetadata& batch, std::int32_t b
     const std::int32_t own = source == KeySource::kOwnPages ? query_len : 0;
     const std::int32_t computed = batch.seq_lens[r] - own;
     if (common_prefix_len > computed) {
-      throw_request(r, "common_prefix_len", common_prefix_len,
-                    fmt::format("{} (its computed tokens)", legal_range(0, computed)));
+      throw_request(r, "common_prefix_len", common_prefix_len, "{} (its computed tokens)",
+                    legal_range(0, computed));
     }
     const std::int32_t* const row = table_row(batch, first);
     const auto differ = std::mismatch(row, row + pages, table_row(batch, r));
     if (differ.first == row + pages) continue;
     throw_request(r, fmt::format("block_table[{}]", differ.first - row), *differ.second,
-                  fmt::format("{} (request {}'s: common_prefix_len {})", *differ.first, first,
-                              common_prefix_len));
+                  "{} (request {}'s: common_prefix_len {})", *differ.first, first,
+                  common_prefix_len);
   }
-}
-
-BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t block_size) {
-  return check_seq_lens(batch, block_size, {});
 }
 
 void validate_page_ids(const CommonAttentionMetadata& batch, std::int32_t block_size,
@@ -274,15 +274,15 @@ void validate_page_ids(const CommonAttentionMetadata& batch, std::int32_t block_
 }
 
 void throw_bad_page_id(const CommonAttentionMetadata& batch, std::int32_t block_size,
-                       std::int64_t num_blocks, std::size_t request) {
+                       std::int64_t num_blocks, std::size_t request, std::size_t first) {
   const std::int32_t last = last_block_id(num_blocks);
   const std::int32_t* const row = table_row(batch, request);
   const std::int32_t* const bad =
-      std::find_if(row, row + page_count(batch.seq_lens[request], block_size) - 1,
+      std::find_if(row + first, row + page_count(batch.seq_lens[request], block_size) - 1,
                    [&](std::int32_t id) { return id < 0 || id > last; });
-  throw_request(request, fmt::format("block_table[{}]", bad - row), *bad,
-                legal_range(0, last) +
-                    (num_blocks < 0 ? std::string() : fmt::format(" (num_blocks {})", num_blocks)));
+  throw_request(request, fmt::format("block_table[{}]", bad - row), *bad, "{}{}",
+                legal_range(0, last),
+                num_blocks < 0 ? "" : fmt::format(" (num_blocks {})", num_blocks));
 }
 
 void validate_slots(const CommonAttentionMetadata& batch, std::int32_t block_size,
@@ -312,11 +312,11 @@ void validate_slots(const CommonAttentionMetadata& batch, std::int32_t block_siz
                    legal_range(kPadSlotId, last));
   const auto starts = batch.query_start_loc.first(to_size(batch.num_reqs) + 1);
   const auto owner = std::ranges::upper_bound(starts, token) - starts.begin() - 1;
-  throw_request(to_size(owner), fmt::format("slot_mapping[{}]", token), *found,
+  throw_request(to_size(owner), fmt::format("slot_mapping[{}]", token), *found, "{}{}",
+                legal_range(kPadSlotId, last),
                 num_blocks < 0
-                    ? legal_range(kPadSlotId, last)
-                    : fmt::format("{} (num_blocks {} x block_size {})",
-                                  legal_range(kPadSlotId, last), num_blocks, block_size));
+                    ? ""
+                    : fmt::format(" (num_blocks {} x block_size {})", num_blocks, block_size));
 }
 
 void validate_limits(const BatchLimits& limits) {
@@ -329,21 +329,20 @@ void validate_limits(const BatchLimits& limits) {
 
 void validate_limits(const CommonAttentionMetadata& batch, const BatchSummary& summary,
                      const BatchLimits& limits) {
-  if (batch.num_reqs > limits.max_num_reqs) {
-    throw_invalid("num_reqs is {}, legal: {} (BuilderOptions::limits.max_num_reqs)", batch.num_reqs,
-                  legal_range(0, limits.max_num_reqs));
+  const auto check = [](std::string_view field, std::int32_t value, std::int32_t most,
+                        std::string_view limit) {
+    if (value <= most) return;
+    throw_invalid("{} is {}, legal: {} (BuilderOptions::limits.{})", field, value,
+                  legal_range(0, most), limit);
+  };
+  check("num_reqs", batch.num_reqs, limits.max_num_reqs, "max_num_reqs");
+  check("num_actual_tokens", batch.num_actual_tokens, limits.max_num_batched_tokens,
+        "max_num_batched_tokens");
+  if (limits.max_model_len <= kMaxSeqLen) {
+    check_longest(batch, summary, limits.max_model_len, "max_model_len");
+  } else {
+    check_longest(batch, summary, kMaxSeqLen, "tiles are counted in 32 bits");
   }
-  if (batch.num_actual_tokens > limits.max_num_batched_tokens) {
-    throw_invalid(
-        "num_actual_tokens is {}, legal: {} (BuilderOptions::limits.max_num_batched_tokens)",
-        batch.num_actual_tokens, legal_range(0, limits.max_num_batched_tokens));
-  }
-  const std::int32_t longest_legal = std::min(limits.max_model_len, kMaxSeqLen);
-  if (summary.max_seq_len <= longest_legal) return;
-  throw_longest(batch, summary,
-                fmt::format("{} ({})", legal_range(0, longest_legal),
-                            limits.max_model_len <= kMaxSeqLen ? "max_model_len"
-                                                               : "tiles are counted in 32 bits"));
 }
 
 }  // namespace clattn::detail

@@ -93,8 +93,10 @@ void validate_common_prefix(const CommonAttentionMetadata& batch, std::int32_t b
 /// The first request with query tokens; num_reqs if there is none. Such requests share a prefix.
 std::size_t first_active_request(const CommonAttentionMetadata& batch);
 
-/// seq_lens against the block table only, as if no request had a query.
-BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t block_size);
+/// seq_lens against the block table and the requests' queries; `starts`: query_start_loc, or empty
+/// for requests without queries.
+BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                             std::span<const std::int32_t> starts = {});
 
 /// Used block-table entries. Lengths must be valid.
 void validate_page_ids(const CommonAttentionMetadata& batch, std::int32_t block_size,
@@ -111,8 +113,10 @@ void validate_limits(const BatchLimits& limits);
 void validate_limits(const CommonAttentionMetadata& batch, const BatchSummary& summary,
                      const BatchLimits& limits);
 
-/// Throws the error of the first bad block id in a request's used entries, of which there is one.
+/// Throws the error of the first bad block id in a request's used entries from number `first` on,
+/// of which there is one.
 [[noreturn]] void throw_bad_page_id(const CommonAttentionMetadata& batch, std::int32_t block_size,
-                                    std::int64_t num_blocks, std::size_t request);
+                                    std::int64_t num_blocks, std::size_t request,
+                                    std::size_t first = 0);
 
 }  // namespace clattn::detail

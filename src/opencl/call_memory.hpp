@@ -49,7 +49,7 @@ class CallMemory {
     Entries entry_;  ///< one; none once moved from
   };
 
-  /// A buffer of at least so many bytes, of any content.
+  /// A buffer of at least this many bytes, of any content.
   Lease reserve(std::size_t size_bytes);
   /// A buffer that starts with a copy of `content` for all that `queue` is given from now on.
   Lease upload(cl_command_queue queue, std::span<const std::byte> content);
@@ -59,7 +59,7 @@ class CallMemory {
 
   const Runtime* runtime_;
   std::mutex mutex_;
-  Entries free_;  ///< what was given back first stands first
+  Entries free_;  ///< in the order in which they were given back
 };
 
 }  // namespace clattn::detail

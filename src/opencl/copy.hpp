@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
+#include <string_view>
 
 #include "opencl/runtime.hpp"
 
@@ -20,6 +22,17 @@ struct MemoryPlace {
   std::size_t offset_bytes = 0;
 };
 MemoryPlace place_of(cl_mem buffer);
+
+/// Throws kInvalidArgument unless the buffer is of this context. The driver is asked once for what
+/// a thread brings again and again, so that memory which a freed buffer left to one of another
+/// context may pass; under CLATTN_DEBUG it is asked each time.
+void require_context(cl_mem buffer, cl_context context, std::string_view name);
+/// The same of several, without null ones.
+struct NamedBuffer {
+  std::string_view name;
+  cl_mem buffer;
+};
+void require_context(std::initializer_list<NamedBuffer> buffers, cl_context context);
 
 /// Non-blocking copy; not both ends may be the host's. Host memory must stay alive, and unchanged
 /// if it is the source, until `event`.

@@ -15,10 +15,8 @@ std::atomic<std::uint64_t> first_launches{0};
 
 template <typename T>
 T work_group_info(cl_kernel kernel, cl_device_id device, cl_kernel_work_group_info what) {
-  T value{};
-  check(clGetKernelWorkGroupInfo(kernel, device, what, sizeof(value), &value, nullptr),
-        "clGetKernelWorkGroupInfo");
-  return value;
+  return driver_value<T>("clGetKernelWorkGroupInfo", clGetKernelWorkGroupInfo, kernel, device,
+                         what);
 }
 
 /// What Intel's driver reports apart from private memory; 0 where a driver does not know the query.
@@ -93,21 +91,18 @@ void KernelLease::set(std::size_t size, const void* value) {
 void KernelLease::enqueue(cl_command_queue queue, std::size_t groups, std::size_t group_size,
                           Event* event) {
   next_arg_ = 0;
-  if (event != nullptr) event->reset();
+  NewEvent done(event);
   if (groups == 0) return;
   const std::size_t items = checked_mul(groups, group_size, "work-items of a launch");
   if (Recorder* recorder = Recorder::of(queue)) {
     return recorder->add({pool_->shared_from_this(), std::move(*this), items, group_size});
   }
-  cl_event done = nullptr;
-  const cl_int status =
-      clEnqueueNDRangeKernel(queue, kernel_.get(), 1, nullptr, &items, &group_size, 0, nullptr,
-                             event == nullptr ? nullptr : &done);
+  const cl_int status = clEnqueueNDRangeKernel(queue, kernel_.get(), 1, nullptr, &items,
+                                               &group_size, 0, nullptr, done.slot());
   if (status != CL_SUCCESS) {
     check(status, fmt::format("enqueueing {} groups of {} of kernel '{}'", groups, group_size,
                               pool_->entry()));
   }
-  if (event != nullptr) event->reset(done);
   count_dispatches(1);
   if (!pool_->launched_.load(std::memory_order_relaxed) && !pool_->launched_.exchange(true))
     ++first_launches;

@@ -7,12 +7,6 @@ namespace clattn {
 
 using detail::check;
 
-std::size_t detail::size_bytes_of(cl_mem memory) {
-  std::size_t size = 0;
-  check(clGetMemObjectInfo(memory, CL_MEM_SIZE, sizeof(size), &size, nullptr), "CL_MEM_SIZE");
-  return size;
-}
-
 Buffer Buffer::adopt(cl_mem memory) {
   if (memory == nullptr) detail::throw_invalid("buffer: null");
   const std::size_t size = detail::size_bytes_of(memory);
@@ -23,12 +17,12 @@ Buffer Buffer::adopt(cl_mem memory) {
 Buffer::Buffer(const Buffer& other) : memory_(other.memory_), size_bytes_(other.size_bytes_) {
   if (memory_ != nullptr) check(clRetainMemObject(memory_), "clRetainMemObject");
 }
-Buffer& Buffer::operator=(const Buffer& other) {
-  return *this = Buffer(other);
-}
 Buffer::Buffer(Buffer&& other) noexcept
     : memory_(std::exchange(other.memory_, nullptr)),
       size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+Buffer& Buffer::operator=(const Buffer& other) {
+  return *this = Buffer(other);
+}
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(memory_, other.memory_);
   std::swap(size_bytes_, other.size_bytes_);
@@ -41,10 +35,10 @@ Buffer::~Buffer() {
 Event::Event(const Event& other) : event_(other.event_) {
   if (event_ != nullptr) check(clRetainEvent(event_), "clRetainEvent");
 }
+Event::Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
 Event& Event::operator=(const Event& other) {
   return *this = Event(other);
 }
-Event::Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
 Event& Event::operator=(Event&& other) noexcept {
   std::swap(event_, other.event_);
   return *this;

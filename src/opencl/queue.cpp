@@ -11,55 +11,49 @@ namespace clattn {
 namespace detail {
 namespace {
 
-void check_range(const Buffer& buffer, std::size_t offset, std::size_t size, const char* what) {
+void check_range(const Buffer& buffer, std::size_t offset, std::size_t size,
+                 std::string_view what) {
   throw_invalid_if(offset > buffer.size_bytes() || size > buffer.size_bytes() - offset,
                    "{}: bytes {} to {} are not inside a buffer of {} bytes", what, offset,
                    offset + size, buffer.size_bytes());
 }
 
+/// `enqueue`: the driver's call, one for each direction.
+template <typename Enqueue, typename Bytes>
+void transfer(std::string_view what, std::string_view call, Enqueue enqueue, cl_command_queue queue,
+              const Buffer& buffer, Bytes bytes, const Transfer& how) {
+  NewEvent done(how.event);
+  check_range(buffer, how.offset_bytes, bytes.size(), what);
+  if (bytes.empty()) return;
+  check(enqueue(queue, buffer.handle(), how.blocking, how.offset_bytes, bytes.size(), bytes.data(),
+                0, nullptr, done.slot()),
+        call);
+}
+
 void enqueue_read(cl_command_queue queue, const Buffer& buffer, std::span<std::byte> destination,
-                  const Transfer& transfer) {
-  if (transfer.event != nullptr) transfer.event->reset();
-  check_range(buffer, transfer.offset_bytes, destination.size(), "read");
-  if (destination.empty()) return;
-  cl_event done = nullptr;
-  check(clEnqueueReadBuffer(queue, buffer.handle(), transfer.blocking, transfer.offset_bytes,
-                            destination.size(), destination.data(), 0, nullptr,
-                            transfer.event == nullptr ? nullptr : &done),
-        "clEnqueueReadBuffer");
-  if (transfer.event != nullptr) transfer.event->reset(done);
+                  const Transfer& how) {
+  transfer("read", "clEnqueueReadBuffer", clEnqueueReadBuffer, queue, buffer, destination, how);
 }
 
 bool is_out_of_order(cl_command_queue queue) {
-  cl_command_queue_properties properties = 0;
-  check(clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof(properties), &properties, nullptr),
-        "reading the properties of the command queue");
+  const auto properties = queue_value<cl_command_queue_properties>(queue, CL_QUEUE_PROPERTIES);
   return (properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0;
 }
 
 }  // namespace
 
-cl_command_queue create_command_queue(cl_context context, cl_device_id device,
-                                      QueueProfiling profiling) {
+Queue create_queue(cl_context context, cl_device_id device, QueueProfiling profiling) {
   const cl_command_queue_properties properties =
       profiling == QueueProfiling::kOn ? CL_QUEUE_PROFILING_ENABLE : 0;
   cl_int status = CL_SUCCESS;
   cl_command_queue queue = clCreateCommandQueue(context, device, properties, &status);
   check(status, "creating a command queue");
-  return queue;
+  return Queue::own(queue);
 }
 
 void enqueue_write(cl_command_queue queue, const Buffer& buffer, std::span<const std::byte> source,
-                   const Transfer& transfer) {
-  if (transfer.event != nullptr) transfer.event->reset();
-  check_range(buffer, transfer.offset_bytes, source.size(), "write");
-  if (source.empty()) return;
-  cl_event done = nullptr;
-  check(clEnqueueWriteBuffer(queue, buffer.handle(), transfer.blocking, transfer.offset_bytes,
-                             source.size(), source.data(), 0, nullptr,
-                             transfer.event == nullptr ? nullptr : &done),
-        "clEnqueueWriteBuffer");
-  if (transfer.event != nullptr) transfer.event->reset(done);
+                   const Transfer& how) {
+  transfer("write", "clEnqueueWriteBuffer", clEnqueueWriteBuffer, queue, buffer, source, how);
 }
 
 void require_in_order(cl_command_queue queue) {
@@ -100,6 +94,9 @@ using detail::check;
 Queue Queue::adopt(cl_command_queue queue) {
   if (queue == nullptr) detail::throw_invalid("queue: null");
   check(clRetainCommandQueue(queue), "clRetainCommandQueue");
+  return own(queue);
+}
+Queue Queue::own(cl_command_queue queue) noexcept {
   Queue result;
   result.queue_ = queue;
   return result;
@@ -108,10 +105,10 @@ Queue Queue::adopt(cl_command_queue queue) {
 Queue::Queue(const Queue& other) : queue_(other.queue_) {
   if (queue_ != nullptr) check(clRetainCommandQueue(queue_), "clRetainCommandQueue");
 }
+Queue::Queue(Queue&& other) noexcept : queue_(std::exchange(other.queue_, nullptr)) {}
 Queue& Queue::operator=(const Queue& other) {
   return *this = Queue(other);
 }
-Queue::Queue(Queue&& other) noexcept : queue_(std::exchange(other.queue_, nullptr)) {}
 Queue& Queue::operator=(Queue&& other) noexcept {
   std::swap(queue_, other.queue_);
   return *this;

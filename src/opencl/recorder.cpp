@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "opencl/device_info.hpp"
+#include "opencl/device/device_info.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -16,15 +16,11 @@ namespace {
 thread_local Recorder* current = nullptr;
 
 cl_device_id device_of(cl_command_queue queue) {
-  cl_device_id device = nullptr;
-  // NOLINTNEXTLINE(bugprone-sizeof-expression): a handle's own size is meant
-  check(clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof(device), &device, nullptr),
-        "CL_QUEUE_DEVICE");
-  return device;
+  return queue_value<cl_device_id>(queue, CL_QUEUE_DEVICE);
 }
 
 /// PoCL's CPU devices take a command buffer apart when it is enqueued: each command costs what its
-/// enqueueing would, one more tells of the end, and the padding is launched, too.
+/// enqueueing would, one more signals the end, and the padding is launched, too.
 bool command_buffers_pay(cl_device_id device) {
   return !is_pocl(device) || device_kind(device) != DeviceKind::kCpu;
 }
@@ -44,8 +40,7 @@ namespace {
 
 /// Steps follow each other without waiting, so a buffer must be enqueued while it still runs.
 bool has_command_buffers(cl_device_id device) {
-  const std::string extensions = device_string(device, CL_DEVICE_EXTENSIONS);
-  if ((' ' + extensions + ' ').find(" cl_khr_command_buffer ") == std::string::npos) return false;
+  if (!has_extension(device, "cl_khr_command_buffer")) return false;
   cl_device_command_buffer_capabilities_khr capabilities = 0;
   const cl_int status = clGetDeviceInfo(device, CL_DEVICE_COMMAND_BUFFER_CAPABILITIES_KHR,
                                         sizeof(capabilities), &capabilities, nullptr);
@@ -118,7 +113,9 @@ Recording::Recording(cl_command_queue queue, std::vector<Launch> launches,
 
 Recording::~Recording() = default;
 
-void Recording::check_prepared() const {
+void Recording::replay(cl_command_queue queue, Event* event) const {
+  NewEvent done(event);
+  if (Recorder::of(queue) != nullptr) throw_invalid("replay: this queue is being recorded");
   for (const Requirement& required : requirements_) {
     const std::int32_t prepared = required.step->batch_size;
     throw_invalid_if(
@@ -127,27 +124,17 @@ void Recording::check_prepared() const {
         "for",
         required.batch_size, prepared);
   }
-}
-
-void Recording::replay(cl_command_queue queue, Event* event) const {
-  if (event != nullptr) event->reset();
-  if (Recorder::of(queue) != nullptr) throw_invalid("replay: this queue is being recorded");
-  check_prepared();
-  cl_event done = nullptr;
 #if defined(cl_khr_command_buffer)
   if (buffer_ != nullptr && queue == queue_) {
-    check(buffer_->enqueue(0, nullptr, buffer_->handle.get(), 0, nullptr,
-                           event == nullptr ? nullptr : &done),
+    check(buffer_->enqueue(0, nullptr, buffer_->handle.get(), 0, nullptr, done.slot()),
           "clEnqueueCommandBufferKHR");
-    count_dispatches(launches_.size());
-    if (event != nullptr) event->reset(done);
-    return;
+    return count_dispatches(launches_.size());
   }
 #endif
   std::uint64_t enqueued = 0;
   for (const Launch& launch : launches_) {
-    // The last launch runs in any case where an event is to tell of its end.
-    cl_event* const wanted = event != nullptr && &launch == &launches_.back() ? &done : nullptr;
+    // The last launch runs in any case where an event is to signal its end.
+    cl_event* const wanted = &launch == &launches_.back() ? done.slot() : nullptr;
     const std::size_t items = wanted != nullptr ? launch.items : launch.items_needed();
     if (items == 0) continue;
     check(clEnqueueNDRangeKernel(queue, launch.kernel.handle(), 1, nullptr, &items,
@@ -156,7 +143,6 @@ void Recording::replay(cl_command_queue queue, Event* event) const {
     ++enqueued;
   }
   count_dispatches(enqueued);
-  if (event != nullptr) event->reset(done);
 }
 
 Recorder::Recorder(cl_command_queue queue) : queue_(queue) {

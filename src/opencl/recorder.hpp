@@ -16,11 +16,10 @@
 
 namespace clattn::detail {
 
-/// What the memory that recorded launches read holds by now. Its builder writes it, replays read
-/// it.
+/// What the memory that recorded launches read holds by now, as its builder says to replays.
 struct PreparedStep {
   std::atomic<std::int32_t> batch_size = 0;  ///< of the recorded steps that it was laid out for
-  /// Work entries of each of the step's launches; those behind them in the memory are padding.
+  /// Work entries of each of the step's launches; those after them in the memory are padding.
   std::array<std::atomic<std::int32_t>, 5> num_used{};
 };
 
@@ -64,7 +63,6 @@ class Recording {
   struct CommandBuffer;
   static std::unique_ptr<CommandBuffer> make_command_buffer(cl_command_queue queue,
                                                             const std::vector<Launch>& launches);
-  void check_prepared() const;
   Queue queue_;  ///< that the command buffer is for
   std::vector<Launch> launches_;
   std::vector<Requirement> requirements_;

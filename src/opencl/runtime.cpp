@@ -6,22 +6,14 @@
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "opencl/device_info.hpp"
-#include "opencl/matrix_units.hpp"
-#include "opencl/program.hpp"
-#include "opencl/self_test.hpp"
+#include "opencl/device/device_info.hpp"
+#include "opencl/device/matrix_units.hpp"
+#include "opencl/device/self_test.hpp"
+#include "opencl/program/program.hpp"
 #include "tuning/tuning_table.hpp"
 
 namespace clattn::detail {
 namespace {
-
-/// Whether keeping a driver's binaries ourselves saves time. PoCL compiles on demand, for the group
-/// size of a launch, and keeps a good cache of its own; asking it for a binary compiles every
-/// kernel for any size at once. Measured with PoCL 3.1 on 2 cores, a program of 4 kernels: cold 100
-/// ms to build without our cache and 700 with it; warm 20 and 2.
-bool binaries_pay(cl_device_id device) {
-  return !is_pocl(device);
-}
 
 /// What a program of a Runtime is known by.
 constexpr std::size_t kKeyLines = 3;  // of program_key()
@@ -47,8 +39,7 @@ RuntimeOptions default_runtime_options() {
   const Environment& variables = environment();
   return {.kernel_dir = variables.kernel_dir,
           .cache_dir = variables.cache_enabled ? variables.cache_dir : std::string{},
-          .tuning_file = variables.tuning_enabled ? variables.tuning_file : std::string{},
-          .binaries = BinaryCaching::kWhereItPays};
+          .tuning_file = variables.tuning_enabled ? variables.tuning_file : std::string{}};
 }
 
 Runtime::Runtime(ContextHandle context, cl_device_id device, const RuntimeOptions& options)
@@ -58,7 +49,11 @@ Runtime::Runtime(ContextHandle context, cl_device_id device, const RuntimeOption
       read_file_(kernel_file_reader(options.kernel_dir)),
       cache_(options.cache_dir),
       tuning_{std::make_shared<const TuningTable>(TuningTable::load(options.tuning_file))},
-      cache_binaries_(options.binaries == BinaryCaching::kAlways || binaries_pay(device)) {
+      // Asked for a binary, PoCL, which compiles on demand for the group size of a launch and keeps
+      // a good cache of its own, compiles every kernel for any size at once. Measured with PoCL 3.1
+      // on 2 cores, a program of 4 kernels: cold 100 ms to build without our cache and 700 with it;
+      // warm 20 and 2.
+      cache_binaries_(options.keep_all_binaries || !is_pocl(device)) {
   self_test();
 }
 
@@ -89,13 +84,14 @@ void Runtime::self_test() {
                                          capabilities_.max_work_group_size, host_instructions());
   const CacheKey key = key_of("self-test", text, limits);
   SelfTestResult result;
-  const std::optional<Bytes> remembered = cache_.load(key);
+  const std::optional<std::string> remembered = cache_.load(key);
   if (remembered && remembered->size() == sizeof(result)) {
     std::memcpy(&result, remembered->data(), sizeof(result));
   } else {
     const SelfTestReport report = run_self_tests(context_.get(), device_, capabilities_, texts);
     result = report.result;
-    if (report.conclusive) cache_.store(key, std::as_bytes(std::span(&result, 1)));
+    if (report.conclusive)
+      cache_.store(key, {reinterpret_cast<const char*>(&result), sizeof(result)});
   }
   capabilities_.static_local_mem_bytes = result.static_local_mem_bytes;
   capabilities_.inline_ptx = result.inline_ptx != 0;
@@ -254,13 +250,7 @@ Buffer Runtime::allocate(std::size_t size_bytes, cl_mem_flags flags, const void*
     check(status, fmt::format("allocating {} bytes on {} ({} bytes of memory)", size_bytes,
                               device.name, device.global_mem_bytes));
   }
-  return {memory.release(), size_bytes};
-}
-
-Queue Runtime::create_queue(QueueProfiling profiling) const {
-  Queue queue;
-  queue.queue_ = create_command_queue(context_.get(), device_, profiling);
-  return queue;
+  return Buffer::own(memory.release(), size_bytes);
 }
 
 void Runtime::note_build_failure(std::string_view kernel, std::string_view why) {
@@ -281,3 +271,82 @@ std::vector<std::string> Runtime::build_failures() const {
 }
 
 }  // namespace clattn::detail
+
+namespace clattn {
+namespace {
+
+/// The contexts that were made; those that are gone are dropped when the next one comes.
+struct Made {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Context>> contexts;
+};
+
+Made& made() {
+  static auto* const all = new Made;  // outlives contexts that are static themselves
+  return *all;
+}
+
+std::shared_ptr<Context> registered(std::shared_ptr<Context> context) {
+  const std::scoped_lock lock(made().mutex);
+  std::erase_if(made().contexts, [](const auto& other) { return other.expired(); });
+  made().contexts.push_back(context);
+  return context;
+}
+
+}  // namespace
+
+Context::~Context() = default;
+
+std::shared_ptr<Context> Context::create(std::string_view selector) {
+  return create(select_device(selector));
+}
+
+std::shared_ptr<Context> Context::create(const Device& device) {
+  return registered(std::shared_ptr<Context>(new Context(detail::Runtime::create(device))));
+}
+
+std::shared_ptr<Context> Context::adopt(cl_context context, cl_device_id device) {
+  return registered(std::shared_ptr<Context>(new Context(detail::Runtime::adopt(context, device))));
+}
+
+std::shared_ptr<Context> Context::of(cl_command_queue queue) {
+  detail::throw_invalid_if(queue == nullptr, "queue: null");
+  const auto context = detail::queue_value<cl_context>(queue, CL_QUEUE_CONTEXT);
+  const auto device = detail::queue_value<cl_device_id>(queue, CL_QUEUE_DEVICE);
+  {
+    const std::scoped_lock lock(made().mutex);
+    for (const std::weak_ptr<Context>& other : made().contexts) {
+      std::shared_ptr<Context> alive = other.lock();
+      if (alive != nullptr && alive->handle() == context && alive->device() == device) return alive;
+    }
+  }
+  return adopt(context, device);
+}
+
+cl_context Context::handle() const noexcept {
+  return runtime().context();
+}
+cl_device_id Context::device() const noexcept {
+  return runtime().device();
+}
+const DeviceCapabilities& Context::capabilities() const noexcept {
+  return runtime().capabilities();
+}
+std::vector<std::string> Context::build_failures() const {
+  return runtime().build_failures();
+}
+std::string Context::program_cache_problem() const {
+  return runtime().program_cache_problem();
+}
+
+Queue Context::create_queue(QueueProfiling profiling) const {
+  return runtime().create_queue(profiling);
+}
+Buffer Context::allocate(std::size_t size_bytes) const {
+  return runtime().allocate(size_bytes);
+}
+Buffer Context::share(std::span<std::byte> memory) const {
+  return runtime().share(memory);
+}
+
+}  // namespace clattn

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <clattn/device.hpp>
 #include <clattn/opencl.hpp>
 
 #include <atomic>
@@ -19,10 +20,9 @@
 #include <vector>
 
 #include "opencl/call_memory.hpp"
-#include "opencl/handle.hpp"
-#include "opencl/once_map.hpp"
-#include "opencl/program_cache.hpp"
-#include "opencl/source.hpp"
+#include "opencl/driver.hpp"
+#include "opencl/program/program_cache.hpp"
+#include "opencl/program/source.hpp"
 
 namespace clattn::detail {
 
@@ -65,9 +65,9 @@ class KernelLease {
     (arg(values), ...);
     return *this;
   }
-  /// Enqueues a 1-D range of `groups` work-groups of `group_size` items; the next arg() is argument
-  /// 0 again. Zero groups enqueue nothing; then `event` is left empty. While this thread records
-  /// the queue (recorder.hpp), the launch goes there together with the kernel; `event` stays empty.
+  /// Enqueues `groups` work-groups of `group_size` items; the next arg() is argument 0 again. Zero
+  /// groups enqueue nothing. While this thread records the queue (recorder.hpp), the launch goes
+  /// there together with the kernel. `event` stays empty in both cases.
   void enqueue(cl_command_queue queue, std::size_t groups, std::size_t group_size,
                Event* event = nullptr);
   cl_kernel handle() const noexcept { return kernel_.get(); }
@@ -90,9 +90,8 @@ class KernelPool : public std::enable_shared_from_this<KernelPool> {
 
   KernelLease acquire();
   const std::string& entry() const noexcept { return entry_; }
-  /// CL_KERNEL_WORK_GROUP_SIZE, CL_KERNEL_PRIVATE_MEM_SIZE (with what Intel's driver reports as
-  /// spilled; both of these per hardware thread there) and CL_KERNEL_LOCAL_MEM_SIZE of the built
-  /// kernel.
+  /// As built. Private memory: with what Intel's driver reports as spilled, both per hardware
+  /// thread there.
   std::size_t work_group_size() const noexcept { return work_group_size_; }
   std::uint64_t private_mem_bytes() const noexcept { return private_mem_bytes_; }
   std::uint64_t local_mem_bytes() const noexcept { return local_mem_bytes_; }
@@ -104,25 +103,19 @@ class KernelPool : public std::enable_shared_from_this<KernelPool> {
   std::string entry_;
   std::mutex mutex_;
   std::atomic<bool> launched_ = false;
-  std::vector<KernelHandle>
-      free_;  // capacity for every kernel of the pool: giving back cannot fail
+  std::vector<KernelHandle> free_;  // has room for all of them: giving back cannot fail
   std::size_t created_ = 0;
   std::size_t work_group_size_ = 0;
   std::uint64_t private_mem_bytes_ = 0;
   std::uint64_t local_mem_bytes_ = 0;
 };
 
-enum class BinaryCaching : std::uint8_t {
-  kWhereItPays,  ///< not on drivers whose own cache is the better one
-  kAlways,
-};
-
 /// Where a Runtime finds kernels and keeps what it learned and built.
 struct RuntimeOptions {
-  std::string kernel_dir;   ///< files here replace the embedded ones; empty = none
-  std::string cache_dir;    ///< empty = no disk cache
-  std::string tuning_file;  ///< the user's rows; empty = none
-  BinaryCaching binaries = BinaryCaching::kWhereItPays;
+  std::string kernel_dir;          ///< files here replace the embedded ones; empty = none
+  std::string cache_dir;           ///< empty = no disk cache
+  std::string tuning_file;         ///< the user's rows; empty = none
+  bool keep_all_binaries = false;  ///< even on drivers whose own cache is the better one
 };
 /// As the environment says.
 RuntimeOptions default_runtime_options();
@@ -141,6 +134,52 @@ struct RuntimeTuning {
   std::uint64_t revision = 0;
 };
 
+/// One shared object per key, made by the first who asks while the others wait. A Stored of
+/// shared_ptr keeps objects for good, one of weak_ptr shares them while someone else keeps them.
+/// When making throws, the next one who asks tries again.
+template <typename Stored>
+class OnceMap {
+ public:
+  using Pointer = std::shared_ptr<typename Stored::element_type>;
+
+  template <typename Make>
+  Pointer get(const std::string& key, const Make& make) {
+    const std::shared_ptr<Slot> slot = slot_of(key);
+    const std::lock_guard lock(slot->mutex);
+    if (Pointer live = alive(slot->stored)) return live;
+    Pointer made = make();
+    slot->stored = made;
+    return made;
+  }
+  /// The object of a key, null where it is not there.
+  Pointer find(const std::string& key) {
+    const std::shared_ptr<Slot> slot = slot_of(key);
+    const std::lock_guard lock(slot->mutex);
+    return alive(slot->stored);
+  }
+
+ private:
+  struct Slot {
+    std::mutex mutex;
+    Stored stored;
+  };
+
+  static Pointer alive(const Pointer& pointer) { return pointer; }
+  static Pointer alive(const std::weak_ptr<typename Stored::element_type>& pointer) {
+    return pointer.lock();
+  }
+
+  std::shared_ptr<Slot> slot_of(const std::string& key) {
+    const std::scoped_lock lock(mutex_);
+    std::shared_ptr<Slot>& slot = slots_[key];
+    if (!slot) slot = std::make_shared<Slot>();
+    return slot;
+  }
+
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Slot>> slots_;
+};
+
 /// The state behind a Context: the driver's handles, capabilities, built programs.
 class Runtime {
  public:
@@ -153,16 +192,14 @@ class Runtime {
   cl_device_id device() const noexcept { return device_; }
   const DeviceCapabilities& capabilities() const noexcept { return capabilities_; }
 
-  /// The pool of a kernel, built on first use (memory, then disk cache, then the driver's compiler)
-  /// and shared afterwards. Throws kOpenCL with the build log in our files and lines. Thread-safe;
-  /// two threads that ask for the same kernel build it once; a source that the compiler refused is
-  /// refused again without asking it. `bundle`: the result of expect(), if it was called.
+  /// The pool of a kernel, from disk cache or compiler on first use. Throws kOpenCL with the build
+  /// log in our files and lines; what the compiler refused once is refused again without asking it.
+  /// Thread-safe. `bundle`: the result of expect(), if it was called.
   std::shared_ptr<KernelPool> kernel(const KernelSource& source, const std::string& bundle = {});
-  /// Announces kernels, of different files, that are about to be requested. Where every program
-  /// adds a fixed cost (PoCL), builds them as one program and returns its name for kernel(); else
-  /// returns "". The program depends on the sources alone, not on what was built before, so that
-  /// drivers find it in the cache that another process filled. Kernels that do not build together
-  /// are left to kernel(). Thread-safe.
+  /// Announces kernels that are about to be requested. Where every program adds a fixed cost
+  /// (PoCL), builds them as one and returns its name for kernel(); else, and where they do not
+  /// build together, returns "". The program depends on the sources alone, not on what was built
+  /// before, so that drivers find it in the cache that another process filled. Thread-safe.
   std::string expect(std::span<const KernelSource> sources);
   BuildCounts build_counts() const noexcept {
     return {.from_source = from_source_, .from_cache = from_cache_};
@@ -188,11 +225,12 @@ class Runtime {
   Buffer share(std::span<std::byte> memory) const;
   /// Where single calls upload their host arrays.
   CallMemory& call_memory() const noexcept { return call_memory_; }
-  Queue create_queue(QueueProfiling profiling) const;
-  /// A slot for other rooms to share one object per key (compiled impls): returns the live object
-  /// under `key`, or what `make` returns. The slot does not keep the object alive, so an object may
-  /// hold the Context. Thread-safe: threads that ask for one key at once get one object; `make`
-  /// must not ask for its own key.
+  Queue create_queue(QueueProfiling profiling) const {
+    return detail::create_queue(context_.get(), device_, profiling);
+  }
+  /// One object per key for other rooms (compiled impls): the live one, or what `make` returns,
+  /// which must not ask for its own key. It is not kept alive, so it may hold the Context.
+  /// Thread-safe.
   template <typename T = void, typename Make>
   std::shared_ptr<T> shared_object(const std::string& key, const Make& make) {
     return std::static_pointer_cast<T>(shared_objects_.get(key, make));
@@ -238,15 +276,10 @@ void count_dispatches(std::uint64_t kernels) noexcept;
 /// Those among them that were their kernel's first, to which drivers leave work (PoCL compiles).
 std::uint64_t first_launch_count() noexcept;
 
-/// Throws Error(kOpenCL) "`what` failed: CL_NAME (code)" unless status is CL_SUCCESS.
-void check(cl_int status, std::string_view what);
-/// Whether the driver's compiler refused a source, as it will each time. CL_INVALID_BINARY is
-/// NVIDIA's word for what its assembler refuses.
-bool is_build_refusal(const Error& error);
-/// "CL_INVALID_WORK_GROUP_SIZE" for -54; "unknown" for what has no name.
-std::string_view status_name(cl_int status);
-/// CL_MEM_SIZE, which drivers keep at hand: no round trip.
-std::size_t size_bytes_of(cl_mem memory);
+/// Drivers keep it at hand: no round trip.
+inline std::size_t size_bytes_of(cl_mem memory) {
+  return memory_value<std::size_t>(memory, CL_MEM_SIZE);
+}
 /// Refuses out-of-order queues: uploads and kernels of one call rely on the queue's order alone.
 void require_in_order(cl_command_queue queue);
 /// Where a copy lies in the buffer, whether the call waits for it, and the event that it gets.
@@ -268,10 +301,13 @@ void enqueue_wait(cl_command_queue queue, const Event& event, Event* passed = nu
 void keep_order(cl_command_queue queue, const Event& event);
 /// Flushes the queue. The event completes with all that it holds now.
 Event flush_marked(cl_command_queue queue);
-/// A new in-order queue, the caller's to release.
-cl_command_queue create_command_queue(cl_context context, cl_device_id device,
-                                      QueueProfiling profiling);
 /// Waits until the queue is empty, whatever the driver answers.
 void drain(cl_command_queue queue) noexcept;
 
 }  // namespace clattn::detail
+
+namespace clattn {
+inline auto& Context::runtime() const noexcept {
+  return *static_cast<detail::Runtime*>(runtime_.get());
+}
+}  // namespace clattn

@@ -1,6 +1,8 @@
 #include "opencl/staging.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <utility>
 
 #include "base/error.hpp"
 #include "opencl/recorder.hpp"
@@ -10,44 +12,48 @@ namespace {
 
 void require_queue_of(cl_context context, cl_command_queue queue) {
   throw_invalid_if(queue == nullptr, "queue: null, legal: a queue of the builder's context");
-  cl_context owner = nullptr;
-  check(clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof(cl_context), &owner, nullptr),
-        "reading the context of the command queue");
-  throw_invalid_if(owner != context,
+  throw_invalid_if(queue_value<cl_context>(queue, CL_QUEUE_CONTEXT) != context,
                    "queue: of another context, legal: a queue of the builder's context");
 }
 
 }  // namespace
 
-void StagedUpload::release() noexcept {
-  for (Slot& slot : slots_) {
-    if (slot.mapped != nullptr) {
-      // An upload still under way, on whatever queue, reads this memory.
-      if (const cl_event done = slot.uploaded.handle()) clWaitForEvents(1, &done);
-      clEnqueueUnmapMemObject(queue_, slot.pinned.handle(), slot.mapped, 0, nullptr, nullptr);
-    }
-    slot = Slot{};
+StagedUpload::~StagedUpload() {
+  for (const Slot& slot : slots_) {
+    if (const cl_event done = slot.uploaded.handle()) clWaitForEvents(1, &done);
   }
-  if (queue_ != nullptr) clFinish(queue_);
+  slots_.clear();
+  if (mapping_ != nullptr) drain(mapping_);
 }
 
-void StagedUpload::grow(cl_command_queue queue, std::size_t size_bytes) {
+void StagedUpload::add_slot(std::size_t size_bytes) {
   constexpr std::size_t kSmallest = std::size_t{64} << 10;
-  const std::size_t wanted =
-      std::max({size_bytes, capacity_bytes_ + capacity_bytes_ / 2, kSmallest});
-  release();
-  capacity_bytes_ = 0;
-  queue_ = Queue::adopt(queue);
-  for (Slot& slot : slots_) {
-    slot.pinned = runtime_->allocate_pinned(wanted);
-    cl_int status = CL_SUCCESS;
-    slot.mapped =
-        clEnqueueMapBuffer(queue, slot.pinned.handle(), CL_TRUE, CL_MAP_READ | CL_MAP_WRITE, 0,
-                           wanted, 0, nullptr, nullptr, &status);
-    check(status, "clEnqueueMapBuffer of the metadata staging memory");
-  }
+  if (mapping_ == nullptr) mapping_ = runtime_->create_queue(QueueProfiling::kOff);
+  const Buffer pinned = runtime_->allocate_pinned(std::max(size_bytes, kSmallest));
+  slots_.push_back({mapping_.map(pinned, HostAccess::kReadWrite), {}});
+}
+
+void StagedUpload::grow(std::size_t size_bytes) {
+  constexpr std::size_t kAtFirst = 3;  // one being filled, one under way, one to spare
+  constexpr std::size_t kExpected = 64;
+  const std::size_t capacity = device_.size_bytes();
+  const std::size_t wanted = std::max(size_bytes, capacity + capacity / 2);
   device_ = runtime_->allocate(wanted);
-  capacity_bytes_ = wanted;
+  slots_.reserve(kExpected);
+  std::erase_if(slots_, [](const Slot& slot) { return has_ended(slot.uploaded); });
+  for (std::size_t i = 0; i < kAtFirst; ++i) add_slot(wanted);
+}
+
+/// The slot whose upload ended longest ago, or a new one.
+std::size_t StagedUpload::free_slot(cl_command_queue queue, std::size_t size_bytes) {
+  for (std::size_t i = 1; i <= slots_.size(); ++i) {
+    const std::size_t at = (current_ + i) % slots_.size();
+    if (slots_[at].holds(size_bytes) && has_ended(slots_[at].uploaded)) return at;
+  }
+  // Drivers may keep back what nobody flushed; then none of these uploads would ever end.
+  check(clFlush(queue), "clFlush");
+  add_slot(std::bit_ceil(size_bytes));
+  return slots_.size() - 1;
 }
 
 std::span<std::byte> StagedUpload::host(cl_command_queue queue, std::size_t size_bytes) {
@@ -58,19 +64,16 @@ std::span<std::byte> StagedUpload::host(cl_command_queue queue, std::size_t size
     require_in_order(queue);
     in_order_ = queue;
   }
-  if (size_bytes > capacity_bytes_) grow(queue, size_bytes);
-  current_ = (current_ + 1) % kRing;
-  Slot& slot = slots_.at(current_);
-  if (slot.uploaded) slot.uploaded.wait();
-  return {static_cast<std::byte*>(slot.mapped), capacity_bytes_};
+  if (size_bytes > device_.size_bytes()) grow(size_bytes);
+  current_ = free_slot(queue, size_bytes);
+  return slots_[current_].memory.bytes();
 }
 
 void StagedUpload::upload(cl_command_queue queue, std::size_t size_bytes, Event* event) {
   if (event != nullptr) event->reset();
   if (size_bytes == 0) return;  // an empty batch
-  Slot& slot = slots_.at(current_);
-  enqueue_write(queue, device_, {static_cast<const std::byte*>(slot.mapped), size_bytes},
-                {.event = &slot.uploaded});
+  Slot& slot = slots_[current_];
+  enqueue_write(queue, device_, slot.memory.bytes().first(size_bytes), {.event = &slot.uploaded});
   if (event != nullptr) *event = slot.uploaded;
 }
 

@@ -4,12 +4,17 @@
 
 #include <algorithm>
 #include <clattn/error.hpp>
+#include <concepts>
 #include <filesystem>
+#include <span>
 #include <tuple>
 
+#include "base/environment.hpp"
 #include "files/files.hpp"
 
 namespace clattn {
+
+namespace fs = std::filesystem;
 
 std::vector<std::string> device_classes(const DeviceCapabilities& capabilities) {
   if (capabilities.kind == DeviceKind::kCpu) {
@@ -38,9 +43,11 @@ constexpr std::string_view kShipped =
 #include "tuning/shipped.inc"
     ;
 
+constexpr std::uintmax_t kLargestFile = std::uintmax_t{16} << 20;
+
 constexpr int kWhole = 1000, kBeginning = 900;  // ranks above all numbers of classes
 
-/// Whether a pattern is the beginning of a name with '*' behind it.
+/// Whether a pattern is the beginning of a name with '*' after it.
 bool begins(const std::string& pattern, std::string_view name) {
   const bool open = pattern.size() > 1 && pattern.back() == '*';
   return open && name.starts_with(std::string_view{pattern.data(), pattern.size() - 1});
@@ -57,52 +64,56 @@ int device_rank(const std::string& pattern, const TuningQuery& query) {
 }
 
 /// How closely a row of costs names the kernel: -1 = another one, 0 = any.
-int kernel_rank(const std::string& pattern, std::string_view kernel) {
-  if (pattern.empty()) return 0;
-  if (pattern == kernel) return kWhole;
-  return begins(pattern, kernel) ? static_cast<int>(pattern.size()) : -1;
+int kernel_rank(const CostRow& row, std::string_view kernel) {
+  if (row.kernel.empty()) return 0;
+  if (row.kernel == kernel) return kWhole;
+  return begins(row.kernel, kernel) ? static_cast<int>(row.kernel.size()) : -1;
+}
+int kernel_rank(const TuningRow& /*row*/, std::string_view /*kernel*/) {
+  return 0;
 }
 
-template <typename Key, typename Value>
-bool fits(const Key& key, const Value& value) {
-  return key == Key{} || key == value;
+/// Calls f for each field that says which layers a row is for, device and kernel aside, with the
+/// same of `other`: a row or a query.
+template <typename Row, typename Other, typename Function>
+void each_key(const Row& row, const Other& other, Function&& f) {
+  f(row.driver, other.driver);
+  f(row.head_size, other.head_size);
+  f(row.group, other.group);
+  f(row.dtype, other.dtype);
+  f(row.cache_dtype, other.cache_dtype);
+  if constexpr (std::same_as<Row, TuningRow>) {
+    f(row.role, other.role);
+    f(row.pages, other.pages);
+  }
 }
 
-/// What both kinds of row say of the layer.
+template <typename Value>
+bool is_named(const Value& value) {
+  return value != Value{};
+}
+
 template <typename Row>
-bool fits_layer(const Row& row, const TuningQuery& query) {
-  return device_rank(row.device, query) > 0 && fits(row.driver, query.driver) &&
-         fits(row.head_size, query.head_size) && fits(row.group, query.group) &&
-         fits(row.dtype, query.dtype) && fits(row.cache_dtype, query.cache_dtype);
-}
-
-template <typename Row>
-int num_layer_keys(const Row& row) {
-  return (row.head_size == 0 ? 0 : 1) + (row.group == 0 ? 0 : 1) + (row.dtype ? 1 : 0) +
-         (row.cache_dtype ? 1 : 0);
-}
-
-/// Device, driver, kernel, then the number of named fields.
-using Rank = std::tuple<int, bool, int, int>;
-
-Rank rank_of(const TuningRow& row, const TuningQuery& query) {
-  const int keys = num_layer_keys(row) + (row.role.empty() ? 0 : 1) + (row.pages.empty() ? 0 : 1);
-  return {device_rank(row.device, query), !row.driver.empty(), 0, keys};
-}
-
-Rank rank_of(const CostRow& row, const TuningQuery& query) {
-  return {device_rank(row.device, query), !row.driver.empty(),
-          kernel_rank(row.kernel, query.kernel), num_layer_keys(row)};
+bool fits(const Row& row, const TuningQuery& query) {
+  bool fit = device_rank(row.device, query) > 0 && kernel_rank(row, query.kernel) >= 0;
+  each_key(row, query, [&](const auto& key, const auto& value) {
+    fit = fit && (!is_named(key) || key == value);
+  });
+  return fit;
 }
 
 /// The last of the closest rows that `usable` takes; null when none fits.
 template <typename Row, typename Usable>
 const Row* closest(const std::vector<Row>& rows, const TuningQuery& query, const Usable& usable) {
+  using Rank = std::tuple<int, bool, int, int>;  // device, driver, kernel, number of named fields
   const Row* best = nullptr;
   Rank best_rank{};
   for (const Row& row : rows) {
-    if (!covers(row, query) || !usable(row)) continue;
-    const Rank rank = rank_of(row, query);
+    if (!fits(row, query) || !usable(row)) continue;
+    int named = 0;
+    each_key(row, row, [&](const auto& key, const auto&) { named += is_named(key) ? 1 : 0; });
+    const Rank rank = {device_rank(row.device, query), is_named(row.driver),
+                       kernel_rank(row, query.kernel), named};
     if (best != nullptr && rank < best_rank) continue;
     best = &row;
     best_rank = rank;
@@ -110,31 +121,49 @@ const Row* closest(const std::vector<Row>& rows, const TuningQuery& query, const
   return best;
 }
 
+/// Whether some row is for the same layers, and kernels, as the one of `old`, if that has one.
 template <typename Row>
-auto layer_key(const Row& row) {
-  return std::tie(row.device, row.driver, row.head_size, row.group, row.dtype, row.cache_dtype);
+bool replaces(std::span<const Row> rows, const std::vector<Row>& old) {
+  return !old.empty() && std::ranges::any_of(rows, [&](const Row& row) {
+    bool same = row.device == old.front().device;
+    if constexpr (std::same_as<Row, CostRow>) same = same && row.kernel == old.front().kernel;
+    each_key(row, old.front(), [&](const auto& a, const auto& b) { same = same && a == b; });
+    return same;
+  });
+}
+
+/// The file's lines without those that the rows replace; a fresh file has the header.
+std::string kept_lines(const std::string& path, std::span<const TuningRow> rows,
+                       std::span<const CostRow> costs) {
+  std::string fresh = format_tuning({});
+  std::error_code error;
+  if (!fs::exists(path, error)) return fresh;
+  const std::string text = files::read_file(path, kLargestFile);
+  if (text.empty()) return fresh;
+  if (!text.starts_with(fresh)) {
+    throw Error(ErrorCode::kIo,
+                fmt::format("{}: not a tuning file of this version; left as it is", path));
+  }
+  std::string kept = fresh;
+  for (std::size_t at = fresh.size(); at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size() - 1) + 1;
+    const std::string line = text.substr(at, end - at);
+    const TuningText old = parse_tuning(fresh + line, path);
+    if (!replaces(rows, old.rows) && !replaces(costs, old.costs)) kept += line;
+    at = end;
+  }
+  if (kept.back() != '\n') kept += '\n';
+  return kept;
 }
 
 }  // namespace
 
 bool covers(const TuningRow& row, const TuningQuery& query) {
-  return fits_layer(row, query) && fits(row.role, query.role) && fits(row.pages, query.pages);
-}
-
-bool covers(const CostRow& row, const TuningQuery& query) {
-  return fits_layer(row, query) && names_kernel(row, query.kernel);
+  return fits(row, query);
 }
 
 bool names_kernel(const CostRow& row, std::string_view kernel) {
-  return kernel_rank(row.kernel, kernel) >= 0;
-}
-
-bool same_key(const TuningRow& a, const TuningRow& b) {
-  return layer_key(a) == layer_key(b) && a.role == b.role && a.pages == b.pages;
-}
-
-bool same_key(const CostRow& a, const CostRow& b) {
-  return layer_key(a) == layer_key(b) && a.kernel == b.kernel;
+  return kernel_rank(row, kernel) >= 0;
 }
 
 std::string cost_fault(const KernelCosts& costs) {
@@ -161,9 +190,9 @@ const TuningText& shipped_tuning() {
 
 TuningTable TuningTable::load(const std::string& path) {
   std::error_code error;
-  if (path.empty() || !std::filesystem::exists(path, error)) return TuningTable({});
+  if (path.empty() || !fs::exists(path, error)) return TuningTable({});
   try {
-    return TuningTable(parse_tuning(files::read_file(path, kLargestTuningFile), path));
+    return TuningTable(parse_tuning(files::read_file(path, kLargestFile), path));
   } catch (const Error& failure) {
     return TuningTable({.problems = {fmt::format("{}; ignored", failure.what())}});
   }
@@ -182,3 +211,25 @@ const CostRow* TuningTable::find_costs(const TuningQuery& query) const {
 }
 
 }  // namespace clattn::detail
+
+namespace clattn {
+
+std::string tuning_path() {
+  const detail::Environment& variables = detail::environment();
+  return variables.tuning_enabled ? variables.tuning_file : std::string{};
+}
+
+void save_tuning(const std::string& path, std::span<const TuningRow> rows,
+                 std::span<const CostRow> costs) {
+  if (path.empty())
+    throw Error(ErrorCode::kIo, "tuning file: no path is given and the environment names none");
+  std::string text = detail::kept_lines(path, rows, costs);
+  for (const TuningRow& row : rows) text += format_tuning_row(row);
+  for (const CostRow& row : costs) text += format_cost_row(row);
+  std::error_code error;
+  const fs::path folder = fs::path(path).parent_path();
+  if (!folder.empty()) fs::create_directories(folder, error);
+  files::replace_file(path, text);
+}
+
+}  // namespace clattn

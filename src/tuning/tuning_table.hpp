@@ -50,7 +50,6 @@ class TuningTable {
 };
 
 /// The largest number of what was measured.
-inline constexpr std::uintmax_t kLargestTuningFile = std::uintmax_t{16} << 20;
 inline constexpr double kMostMeasured = 1e12;
 /// Why nothing can be planned by these costs; empty if it can.
 std::string cost_fault(const KernelCosts& costs);
@@ -60,11 +59,7 @@ const TuningText& shipped_tuning();
 
 /// Whether a row is for a layer.
 bool covers(const TuningRow& row, const TuningQuery& query);
-bool covers(const CostRow& row, const TuningQuery& query);
 /// Whether a row of costs is for a kernel: by its name, the beginning of it, or for any.
 bool names_kernel(const CostRow& row, std::string_view kernel);
-/// Whether two rows are for the same layers; and kernels.
-bool same_key(const TuningRow& a, const TuningRow& b);
-bool same_key(const CostRow& a, const CostRow& b);
 
 }  // namespace clattn::detail

@@ -36,17 +36,14 @@ std::string quoted(std::string text) {
   return plain ? text : '"' + text + '"';
 }
 
-std::string write(const std::string& text, const char* none) {
-  return text.empty() ? none : quoted(text);
-}
-std::string write(std::int32_t value, const char* none) {
-  return value == 0 ? none : fmt::format("{}", value);
-}
-std::string write(std::optional<DType> type, const char* none) {
-  return type ? std::string(to_string(*type)) : none;
-}
-std::string write(double value, const char* none) {
-  return value == 0 ? none : fmt::format("{:.4g}", value);
+/// `none` stands for no value.
+template <typename Value>
+std::string write(const Value& value, const char* none) {
+  if (value == Value{}) return none;
+  if constexpr (std::same_as<Value, std::string>) return quoted(value);
+  if constexpr (std::same_as<Value, std::optional<DType>>) return std::string(to_string(*value));
+  if constexpr (std::integral<Value>) return fmt::format("{}", value);
+  if constexpr (std::floating_point<Value>) return fmt::format("{:.4g}", value);
 }
 
 /// A field as it was read; a quoted * or - is text.
@@ -56,20 +53,19 @@ struct Token {
   bool is(std::string_view none) const { return !quoted && text == none; }
 };
 
-void read(std::string& value, const Token& token, std::string_view /*field*/, double /*most*/) {
-  value = token.text;
-}
-void read(std::optional<DType>& value, const Token& token, std::string_view /*field*/,
-          double /*most*/) {
-  value = parse_dtype(token.text);
-}
-template <typename Number>
-void read(Number& value, const Token& token, std::string_view field, double most) {
-  const char* end = token.text.data() + token.text.size();
-  const auto [rest, error] = std::from_chars(token.text.data(), end, value);
-  if (error == std::errc{} && rest == end && value > 0 && value <= most) return;
-  const char* const wanted = std::integral<Number> ? "number from 1" : "positive number up";
-  detail::throw_invalid("{} is '{}', legal: a {} to {:.7g}", field, token.text, wanted, most);
+template <typename Value>
+void read(Value& value, const Token& token, std::string_view field, double most) {
+  if constexpr (std::same_as<Value, std::string>) {
+    value = token.text;
+  } else if constexpr (std::same_as<Value, std::optional<DType>>) {
+    value = parse_dtype(token.text);
+  } else {
+    const char* end = token.text.data() + token.text.size();
+    const auto [rest, error] = std::from_chars(token.text.data(), end, value);
+    if (error == std::errc{} && rest == end && value > 0 && value <= most) return;
+    const char* const wanted = std::integral<Value> ? "number from 1" : "positive number up";
+    detail::throw_invalid("{} is '{}', legal: a {} to {:.7g}", field, token.text, wanted, most);
+  }
 }
 
 // ---- a row: for each kind the one list of its fields in their order ----
@@ -185,8 +181,7 @@ std::string format_cost_row(const CostRow& row) {
 }
 
 std::string format_tuning(std::span<const TuningRow> rows, std::span<const CostRow> costs) {
-  std::string text(kHeader);
-  text += '\n';
+  std::string text = fmt::format("{}\n", kHeader);
   for (const TuningRow& row : rows) text += format_tuning_row(row);
   for (const CostRow& row : costs) text += format_cost_row(row);
   return text;

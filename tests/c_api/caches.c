@@ -67,7 +67,7 @@ static void test_write_and_copy(const Fixture* fixture) {
   EXPECT_OK(clattn_event_create(&write.event));
   EXPECT_OK(clattn_reshape_and_cache(fixture->context, fixture->queue, cache, &write));
   caches[0] = cache;
-  EXPECT_OK(clattn_copy_blocks(fixture->context, fixture->queue, caches, 1, pairs, 1));
+  EXPECT_OK(clattn_copy_blocks(fixture->context, fixture->queue, caches, 1, pairs, 1, NULL));
   EXPECT_OK(clattn_event_wait(write.event));
   EXPECT_OK(clattn_buffer_read(
       memory, fixture->queue,
@@ -84,16 +84,19 @@ static void test_write_and_copy(const Fixture* fixture) {
   write.num_tokens = 1000;
   EXPECT_INVALID(clattn_reshape_and_cache(fixture->context, fixture->queue, cache, &write), "1000");
   clattn_event_destroy(write.event);
-  EXPECT_OK(clattn_copy_blocks(fixture->context, fixture->queue, NULL, 0, NULL, 0));
-  EXPECT_INVALID(clattn_copy_blocks(NULL, fixture->queue, caches, 1, pairs, 1), "context is null");
-  EXPECT_INVALID(clattn_copy_blocks(fixture->context, NULL, caches, 1, pairs, 1), "queue is null");
-  EXPECT_INVALID(clattn_copy_blocks(fixture->context, fixture->queue, NULL, 1, pairs, 1),
+  EXPECT_OK(clattn_copy_blocks(fixture->context, fixture->queue, NULL, 0, NULL, 0, NULL));
+  EXPECT_INVALID(clattn_copy_blocks(NULL, fixture->queue, caches, 1, pairs, 1, NULL),
+                 "context is null");
+  EXPECT_INVALID(clattn_copy_blocks(fixture->context, NULL, caches, 1, pairs, 1, NULL),
+                 "queue is null");
+  EXPECT_INVALID(clattn_copy_blocks(fixture->context, fixture->queue, NULL, 1, pairs, 1, NULL),
                  "caches is null");
-  EXPECT_INVALID(clattn_copy_blocks(fixture->context, fixture->queue, none, 1, pairs, 1),
+  EXPECT_INVALID(clattn_copy_blocks(fixture->context, fixture->queue, none, 1, pairs, 1, NULL),
                  "caches: an element is null");
-  EXPECT_INVALID(clattn_copy_blocks(fixture->context, fixture->queue, caches, 1, NULL, 1),
+  EXPECT_INVALID(clattn_copy_blocks(fixture->context, fixture->queue, caches, 1, NULL, 1, NULL),
                  "pairs is null");
-  EXPECT_INVALID(clattn_copy_blocks(fixture->context, fixture->queue, caches, 1, wrong, 1), "4");
+  EXPECT_INVALID(clattn_copy_blocks(fixture->context, fixture->queue, caches, 1, wrong, 1, NULL),
+                 "4");
   clattn_buffer_destroy(slots);
   clattn_buffer_destroy(memory);
   clattn_cache_destroy(cache);
@@ -123,6 +126,9 @@ static void test_scales_of_cache(const Fixture* fixture) {
   EXPECT_OK(clattn_layer_forward(layer, fixture->queue, &tensors, step));
   EXPECT_OK(clattn_queue_finish(fixture->queue));
   EXPECT_OK(clattn_cache_set_scales(cache, NULL, 0));
+  EXPECT_INVALID(clattn_cache_set_scales(fixture->cache, fixture->buffer, 0),
+                 "scales: given, legal for a cache of f32: NULL");
+  EXPECT_OK(clattn_cache_set_scales(fixture->cache, NULL, 0));
   EXPECT_INVALID(clattn_cache_set_scales(NULL, fixture->buffer, 0), "cache is null");
   clattn_step_destroy(step);
   clattn_cache_destroy(cache);
@@ -216,7 +222,7 @@ static void test_scales_of_layer(const Fixture* fixture) {
   EXPECT_OK(clattn_layer_load_kv_scales(layer, &scales)); /* after it was bound, too */
   EXPECT_OK(clattn_reshape_and_cache(fixture->context, fixture->queue, cache, &write));
   caches[0] = cache;
-  EXPECT_OK(clattn_copy_blocks(fixture->context, fixture->queue, caches, 1, pairs, 1));
+  EXPECT_OK(clattn_copy_blocks(fixture->context, fixture->queue, caches, 1, pairs, 1, NULL));
   EXPECT_OK(clattn_buffer_read(memory, fixture->queue, (size_t)(info.k_offset + info.block_stride),
                                &key, 1));
   EXPECT_OK(clattn_buffer_read(memory, fixture->queue, (size_t)(info.v_offset + info.block_stride),

@@ -48,6 +48,14 @@ ClattnLayerConfig layer_config(void);
 /* Two decodes, of 1 and of 20 tokens. */
 ClattnBatchInfo decode_batch(void);
 
+/* A buffer of the device with these bytes. */
+static inline ClattnBuffer* buffer_with(const Fixture* fixture, const void* bytes, size_t size) {
+  ClattnBuffer* buffer = NULL;
+  EXPECT_OK(clattn_buffer_create(fixture->context, size, &buffer));
+  EXPECT_OK(clattn_buffer_write(buffer, fixture->queue, 0, bytes, size));
+  return buffer;
+}
+
 void test_library(void);
 void test_devices_and_queues(const Fixture* fixture);
 void test_buffers_and_events(const Fixture* fixture);
@@ -55,9 +63,22 @@ void test_layers(const Fixture* fixture);
 void test_caches(const Fixture* fixture);
 void test_steps(const Fixture* fixture);
 void test_forward(const Fixture* fixture);
+void test_lists(const Fixture* fixture);
 void test_refusals(const Fixture* fixture);
 void test_sessions(const Fixture* fixture);
 void test_graphs(const Fixture* fixture);
 void test_cascades(const Fixture* fixture);
+void test_device_memory(const Fixture* fixture);
+void test_operations(const Fixture* fixture);
+void test_latent_caches(const Fixture* fixture);
+void test_lengths_on_the_device(const Fixture* fixture);
+void test_metadata(void);
+void test_block_pool(void);
+void test_layers_further(const Fixture* fixture);
+void test_specs(const Fixture* fixture);
+void test_groups(const Fixture* fixture);
+void test_tuning(const Fixture* fixture);
+void test_level_cascades(const Fixture* fixture);
+void test_attention_functions(const Fixture* fixture);
 
 #endif

@@ -37,6 +37,29 @@ static void test_struct_sizes(const Fixture* fixture) {
                  "config: struct_size is 0, legal: >=");
 }
 
+/* Cross attention without pages has a block_size of 0, which is not its default. */
+static void test_zero(const Fixture* fixture) {
+  ClattnLayerConfig config = layer_config();
+  ClattnLayer* layer = NULL;
+  config.attn_type = "encoder_decoder";
+  config.head_size_v = config.head_size / 2; /* only without pages */
+  config.block_size = CLATTN_ZERO;
+  EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
+  clattn_layer_destroy(layer);
+  config.block_size = 0;
+  EXPECT_UNSUPPORTED(clattn_layer_create(fixture->context, NULL, &config, &layer),
+                     "with a paged cache not supported");
+  config.block_size = CLATTN_ZERO + 1;
+  EXPECT_INVALID(clattn_layer_create(fixture->context, NULL, &config, &layer), "block_size is -9");
+  config = layer_config();
+  config.window_left = CLATTN_ZERO;
+  EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
+  clattn_layer_destroy(layer);
+  config.sliding_window = 4;
+  EXPECT_UNSUPPORTED(clattn_layer_create(fixture->context, NULL, &config, &layer),
+                     "window_left is 0, supported with a sliding_window");
+}
+
 /* Values of another size than keys are for layers without pages. */
 static void test_value_size(const Fixture* fixture) {
   ClattnLayerConfig config = layer_config();
@@ -153,6 +176,7 @@ static void test_warm_up(const Fixture* fixture) {
 void test_layers(const Fixture* fixture) {
   test_explain(fixture);
   test_struct_sizes(fixture);
+  test_zero(fixture);
   test_value_size(fixture);
   test_fp8_products(fixture);
   test_configs(fixture);

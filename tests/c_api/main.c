@@ -44,10 +44,23 @@ int main(void) {
   test_caches(&fixture);
   test_steps(&fixture);
   test_forward(&fixture);
+  test_lists(&fixture);
   test_refusals(&fixture);
   test_sessions(&fixture);
   test_graphs(&fixture);
   test_cascades(&fixture);
+  test_device_memory(&fixture);
+  test_operations(&fixture);
+  test_latent_caches(&fixture);
+  test_lengths_on_the_device(&fixture);
+  test_metadata();
+  test_block_pool();
+  test_layers_further(&fixture);
+  test_specs(&fixture);
+  test_groups(&fixture);
+  test_tuning(&fixture);
+  test_attention_functions(&fixture);
+  test_level_cascades(&fixture);
 
   /* Handles keep alive what they need: the order does not matter. */
   clattn_context_destroy(fixture.context);

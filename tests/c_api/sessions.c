@@ -1,6 +1,5 @@
 /* Sessions. Queries and keys are 0, and a token's value is its id, so that every row of the output
    is the mean of its request's tokens so far. */
-#include <clattn/clattn_session.h>
 #include <math.h>
 
 #include "expect.h"
@@ -18,7 +17,7 @@ static void count_layers(void* user, size_t done, size_t total) {
   if (total == 2) *(size_t*)user = *(size_t*)user * 10 + done + 1;
 }
 
-static Client make_client(const Fixture* fixture) {
+static Client make_client(const Fixture* fixture, int explicit_commit) {
   static const float zeros[kRows * kQueryRow];
   Client client = {0};
   const ClattnLayerConfig layer = layer_config();
@@ -30,6 +29,7 @@ static Client make_client(const Fixture* fixture) {
   config.num_blocks = kBlocks;
   config.progress = count_layers;
   config.progress_user = &progress;
+  config.explicit_commit = explicit_commit;
   EXPECT_OK(clattn_session_create(fixture->context, &config, &client.session));
   EXPECT(progress == 123);
   EXPECT_OK(clattn_session_queue(client.session, &client.queue));
@@ -167,6 +167,49 @@ static void test_out_of_blocks(Client* client) {
   EXPECT_OK(clattn_session_finish(client->session, too_much.id));
 }
 
+/* A verifier of drafts wants a row of every token, also of those that another request computed. */
+static void test_every_row(Client* client) {
+  int32_t drafts[20];
+  ClattnStepRequest first = {.id = add(client, 600, kBlockSize, 0)}, second = first;
+  for (int i = 0; i < 20; ++i) drafts[i] = 700 + i;
+  run(client, &first, 1, kBlockSize);
+  EXPECT_OK(clattn_session_fork(client->session, first.id, &second.id));
+  first.new_tokens = second.new_tokens = drafts;
+  first.num_new_tokens = second.num_new_tokens = 20;
+  run(client, &first, 1, 20);
+  second.compute_every_row = 1;
+  run(client, &second, 1, 20);
+  EXPECT_OK(clattn_session_finish(client->session, first.id));
+  EXPECT_OK(clattn_session_finish(client->session, second.id));
+}
+
+/* Steps that the application commits count then, and not twice if they are begun again. */
+static void test_commit(const Fixture* fixture) {
+  const int32_t token = 9;
+  ClattnStepRows rows = {.struct_size = sizeof rows};
+  Client client = make_client(fixture, 1);
+  ClattnStepRequest part = {.id = add(&client, 1, 5, 0)};
+  EXPECT_OK(clattn_session_step(client.session, &part, 1, &rows));
+  EXPECT_INVALID(clattn_session_commit(client.session),
+                 "commit: 0 of 2 layers have been attended, legal: all of them");
+  for (int layer = 0; layer < 2; ++layer)
+    EXPECT_OK(clattn_session_attend(client.session, layer, &client.tensors));
+  EXPECT(info_of(&client, part.id).num_computed_tokens == 0);
+  EXPECT_OK(clattn_session_commit(client.session));
+  EXPECT(info_of(&client, part.id).num_computed_tokens == 5);
+  part.new_tokens = &token;
+  part.num_new_tokens = 1;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    EXPECT_OK(clattn_session_step(client.session, &part, 1, &rows));
+    for (int layer = 0; layer < 2; ++layer)
+      EXPECT_OK(clattn_session_attend(client.session, layer, &client.tensors));
+    EXPECT(rows.num_tokens == 1 && rows.positions[0] == 5);
+  }
+  EXPECT_OK(clattn_session_commit(client.session));
+  EXPECT(info_of(&client, part.id).num_tokens == 6);
+  destroy_client(client);
+}
+
 static void test_reports(Client* client) {
   char text[4096];
   size_t size = 0, progress = 0;
@@ -265,13 +308,17 @@ static void test_refused_calls(Client* client) {
   EXPECT_INVALID(clattn_session_attend(session, 2, &client->tensors), "layer is 2");
   EXPECT_INVALID(clattn_session_attend(session, 0, NULL), "tensors is null");
   attend(client, &part, &rows);
+  EXPECT_INVALID(clattn_session_commit(NULL), "session is null");
+  EXPECT_INVALID(clattn_session_commit(session), "commit: explicit_commit is false");
   EXPECT_OK(clattn_session_finish(session, id));
 }
 
 void test_sessions(const Fixture* fixture) {
-  Client client = make_client(fixture);
+  Client client = make_client(fixture, 0);
   test_reports(&client);
   test_requests(&client);
+  test_every_row(&client);
+  test_commit(fixture);
   test_out_of_blocks(&client);
   test_refused_calls(&client);
   test_configs(fixture);

@@ -134,7 +134,12 @@ void test_forward(const Fixture* fixture) {
   EXPECT_INVALID(clattn_layer_forward(fixture->layer, fixture->queue, NULL, fixture->step),
                  "tensors is null");
   EXPECT_INVALID(clattn_layer_forward(fixture->layer, fixture->queue, &tensors, NULL),
-                 "step is null");
+                 "num_rows is 0, legal without attn_metadata");
+  tensors.num_rows = 1;
+  EXPECT_OK(clattn_layer_forward(fixture->layer, fixture->queue, &tensors, NULL));
+  EXPECT_OK(clattn_buffer_read(output, fixture->queue, 0, values, sizeof values));
+  EXPECT(values[0] == 0 && values[8 * 64 - 1] == 0 && values[8 * 64] != 0);
+  tensors.num_rows = 0;
   EXPECT_OK(clattn_step_create(fixture->layer, NULL, &empty));
   EXPECT_INVALID(clattn_layer_forward(fixture->layer, fixture->queue, &tensors, empty),
                  "step: it has no batch");

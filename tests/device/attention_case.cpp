@@ -1,15 +1,17 @@
 #include "device/attention_case.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <clattn/kv_cache_spec.hpp>
 #include <cmath>
 #include <random>
 
-#include "cli/common/verify.hpp"
 #include "device/attention_host.hpp"
 #include "device/bounded_batch.hpp"
 #include "kernels/step/paged_step.hpp"
+#include "program/common/verify.hpp"
 
 namespace attention_test {
 
@@ -53,13 +55,14 @@ void compare(const CaseSpec& spec, const HostCase& host, CaseResult& result) {
     return i / width * index(spec.config.head_size) + i % width;
   };
   for (std::size_t i = 0; i < result.out.size(); ++i) {
-    judge(result.out[i], want.out[place(i)], want.allowed(place(i), result.rounds_weights) + kFloor,
+    judge(result.out[i], want.out[place(i)],
+          want.allowed(place(i), result.rounds_probabilities) + kFloor,
           fmt::format("out token {} head {} dim {}", i / width / index(spec.config.num_heads),
                       i / width % index(spec.config.num_heads), i % width));
   }
   for (std::size_t i = 0; i < result.out_fp8.size(); ++i) {
     // Rounding never falls: the right code lies between those of the ends of what is allowed.
-    const double slack = want.allowed(place(i), result.rounds_weights) + kFloor;
+    const double slack = want.allowed(place(i), result.rounds_probabilities) + kFloor;
     const auto fp8 = [](double x) { return oracle::round_to(oracle::Element::kFp8E4M3, x); };
     const double got = oracle::decode(oracle::Element::kFp8E4M3, result.out_fp8[i]);
     const bool right = got >= fp8((want.out[place(i)] - slack) / kOutputScale) &&
@@ -161,6 +164,17 @@ clattn::CommonAttentionMetadata describe_batch(const CaseSpec& spec, const HostC
   batch.num_actual_tokens = static_cast<std::int32_t>(host.num_tokens);
   if (spec.config.attn_type == clattn::AttentionType::kDecoder) batch.causal = spec.causal;
   if (spec.causal_encoder) batch.causal = true;
+  batch.direction = host.direction;
+  if (!host.direction.empty()) batch.causal.reset();
+  batch.first_keys = host.truth.first_keys;
+  if (spec.config.use_trees) {
+    batch.tree_start_loc = host.tree_start_loc;
+    batch.tree_parents = host.tree_parents;
+  }
+  if (!host.spans.empty()) {
+    batch.span_start_loc = host.span_start_loc;
+    batch.spans = host.spans;
+  }
   if (spec.config.contiguous_kv()) {
     key_start_loc = {0};
     for (const std::int32_t keys : host.truth.seq_lens)
@@ -257,7 +271,7 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   const clattn::AttentionConfig& c = spec.config;
   HostCase host = lay_out(spec);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(c, &context->capabilities(), spec.backend);
+  const auto& backend = *clattn::get_attn_backend(c, &context->capabilities(), spec.backend);
   clattn::KVCache cache = make_cache(*context, spec, host, backend);
   if (clattn::is_quantized(cache.dtype)) {
     cache.scales = make_scales(*context, queue, spec);
@@ -333,7 +347,7 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
     result.kernels.emplace_back(launch.kernel);
     result.tasks.push_back(launch.tasks);
     result.work_groups.push_back(launch.work_groups);
-    result.rounds_weights |= launch.rounds_weights;
+    result.rounds_probabilities |= launch.rounds_probabilities;
     result.multiplies_fp8 |= launch.multiplies_fp8;
   }
   outputs.read(queue, spec, result);
@@ -352,14 +366,22 @@ std::string describe(const CaseSpec& spec) {
       clattn::to_string(c.cache_dtype()), clattn::to_string(c.kernel_family), spec.causal,
       spec.causal_encoder, spec.num_splits, spec.page_seed);
   text += fmt::format(
-      "; type {} cap {} window {} chunk {} alibi {} sinks {} mask {} fp8 out {} per-head scales "
+      "; type {} cap {} window {} sides {}/{} chunk {}+{} rule {} alibi {} sinks {} mask {} "
+      "fp8 out {} per-head scales "
       "{}; ",
-      clattn::to_string(c.attn_type), c.logits_soft_cap, c.sliding_window, c.attention_chunk_size,
+      clattn::to_string(c.attn_type), c.logits_soft_cap, c.sliding_window, c.window_left,
+      c.window_right, c.attention_chunk_size, c.chunk_lookback, clattn::to_string(c.span_rule),
       !c.alibi_slopes.empty(), !c.sinks.empty(), c.custom_mask, c.output_fp8, spec.scales_per_head);
   if (spec.page_padding > 0) text += fmt::format("page padding {}; ", spec.page_padding);
   if (spec.heads_apart) text += "heads apart; ";
   if (spec.bounds_above >= 0) text += fmt::format("bounds {} above; ", spec.bounds_above);
-  for (const Request& r : spec.requests) text += fmt::format(" {}+{}", r.query_len, r.context_len);
+  for (const Request& r : spec.requests) {
+    text += fmt::format(" {}+{}", r.query_len, r.context_len);
+    if (r.direction) text += fmt::format(" direction {}", static_cast<int>(*r.direction));
+    if (!r.parents.empty()) text += fmt::format(" tree [{}]", fmt::join(r.parents, ","));
+    if (r.first_key > 0) text += fmt::format(" from {}", r.first_key);
+    for (const auto& [first, end] : r.spans) text += fmt::format(" span {}-{}", first, end);
+  }
   return text;
 }
 

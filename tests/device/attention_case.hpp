@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "oracle/oracle.hpp"
@@ -18,6 +19,10 @@ struct Request {
   std::int32_t query_len = 1;
   std::int32_t context_len = 0;  ///< keys beyond the queries' own: in the cache before this step
   std::uint32_t identity = 0;    ///< equal identities and lengths have equal tensors in any batch
+  std::optional<clattn::Direction> direction = std::nullopt;      ///< of all requests, or of none
+  std::vector<std::pair<std::int32_t, std::int32_t>> spans = {};  ///< first position, end
+  std::int32_t first_key = 0;              ///< with AttentionConfig::use_first_keys
+  std::vector<std::int32_t> parents = {};  ///< of a tree
 };
 
 struct CaseSpec {
@@ -48,6 +53,9 @@ struct CaseSpec {
   bool scales_per_head = false;  ///< quantized caches: a factor per KV head, else per tensor
   double query_scale = 0;        ///< KVCache::scales_query's; 0 = it has none
   double value_mean = 0;         ///< of V, whose standard deviation is 1
+  /// Keys of 0, and values of 1 in the element of their position's number, else 0: an output is the
+  /// weights of the keys.
+  bool unit_values = false;
   double rise = 0;               ///< of the logits from a request's first key to its last, about
   double sharpness = 1.0;        ///< standard deviation of the query's elements
   std::size_t page_padding = 0;  ///< bytes behind the K and V of each page
@@ -57,7 +65,7 @@ struct CaseSpec {
 
 struct CaseResult {
   std::vector<std::string> kernels;       ///< that ran, in order
-  bool rounds_weights = false;            ///< one of them (KernelInfo)
+  bool rounds_probabilities = false;      ///< one of them (KernelInfo)
   bool multiplies_fp8 = false;            ///< likewise (LaunchRecord)
   std::vector<std::int64_t> tasks;        ///< of each
   std::vector<std::int64_t> work_groups;  ///< that share them

@@ -39,6 +39,34 @@ ValueStrides value_strides(const clattn::AttentionConfig& config, const clattn::
   return {config.num_kv_heads * head + 8, head};  // with poison between the rows
 }
 
+namespace {
+
+/// What the batch says of its requests beyond lengths.
+void list_requests(const CaseSpec& spec, HostCase& host) {
+  oracle::AttentionCase& t = host.truth;
+  t.span_cut = static_cast<oracle::SpanCut>(spec.config.span_rule);
+  host.span_start_loc = host.tree_start_loc = {0};
+  for (std::size_t r = 0; r < spec.requests.size(); ++r) {
+    const Request& request = spec.requests[r];
+    if (request.direction) {
+      host.direction.push_back(*request.direction);
+      t.looks.push_back(static_cast<oracle::Looks>(*request.direction));
+    }
+    host.tree_parents.insert(host.tree_parents.end(), request.parents.begin(),
+                             request.parents.end());
+    host.tree_start_loc.push_back(static_cast<std::int32_t>(host.tree_parents.size()));
+    t.tree_parents.push_back(request.parents);
+    if (spec.config.use_first_keys) t.first_keys.push_back(request.first_key);
+    for (const auto& [first, end] : request.spans) {
+      host.spans.insert(host.spans.end(), {first, end});
+      if (spec.config.use_spans) t.spans.push_back({static_cast<std::int32_t>(r), first, end});
+    }
+    host.span_start_loc.push_back(static_cast<std::int32_t>(host.spans.size() / 2));
+  }
+}
+
+}  // namespace
+
 HostCase lay_out(const CaseSpec& spec) {
   std::mt19937 random(spec.page_seed);
   HostCase host;
@@ -52,9 +80,10 @@ HostCase lay_out(const CaseSpec& spec) {
   const bool decoder = c.attn_type == clattn::AttentionType::kDecoder;
   t.causal = decoder ? spec.causal : spec.causal_encoder;
   t.soft_cap = c.logits_soft_cap;
-  t.window_left = c.sliding_window > 0 ? c.sliding_window - 1 : -1;
-  t.window_right = decoder && c.sliding_window > 0 ? 0 : t.window_left;
+  t.window_left = c.sliding_window > 0 ? c.sliding_window - 1 : c.window_left;
+  t.window_right = c.sliding_window > 0 ? c.sliding_window - 1 : c.window_right;
   t.chunk = c.attention_chunk_size;
+  t.chunk_lookback = c.chunk_lookback;
   t.alibi_slopes.assign(c.alibi_slopes.begin(), c.alibi_slopes.end());
   t.sinks.assign(c.sinks.begin(), c.sinks.end());
   t.query_start_loc = {0};
@@ -67,6 +96,7 @@ HostCase lay_out(const CaseSpec& spec) {
     used += pages;
     widest = std::max(widest, pages);
   }
+  list_requests(spec, host);
   host.num_tokens = t.query_start_loc.back();
   host.num_blocks = used + 2;
   t.max_blocks = widest + 1;  // every row has at least one unused entry
@@ -92,16 +122,9 @@ namespace {
 
 /// Whether some query of request `r` may see the key at position `p`.
 bool is_seen(const oracle::AttentionCase& t, std::size_t r, std::int64_t p) {
-  const std::int64_t tokens = t.query_start_loc[r + 1] - t.query_start_loc[r];
-  for (std::int64_t i = 0; i < tokens; ++i) {
-    const std::int64_t at = t.seq_lens[r] - tokens + i;
-    const std::int64_t row = (t.query_start_loc[r] + i) * t.custom_mask_stride;
-    if ((!t.causal || p <= at) && (t.window_left < 0 || p >= at - t.window_left) &&
-        (t.window_right < 0 || p <= at + t.window_right) &&
-        (t.chunk == 0 || p / t.chunk == at / t.chunk) &&
-        (t.custom_mask.empty() || t.custom_mask[index(row + p)] != 0)) {
+  for (std::int32_t token = t.query_start_loc[r]; token < t.query_start_loc[r + 1]; ++token) {
+    if (oracle::sees(t, static_cast<std::int32_t>(r), token, static_cast<std::int32_t>(p)))
       return true;
-    }
   }
   return false;
 }
@@ -130,6 +153,10 @@ void fill_cache(const CaseSpec& spec, HostCase& host, CacheImage& image, Tensor&
           if (spec.rise != 0 && d == 0)
             k = spec.rise * static_cast<double>(p) / (kRiseQuery * host.truth.scale * length);
           double v = spec.value_mean + normal(random);
+          if (spec.unit_values) {
+            k = 0;
+            v = d == p ? 1 : 0;
+          }
           if ((spec.last_token_overflows && p + 1 == host.truth.seq_lens[r]) ||
               (spec.first_token_overflows && p == 0)) {
             k = v = spec.overflow_value;

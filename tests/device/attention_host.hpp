@@ -62,6 +62,8 @@ ValueStrides value_strides(const clattn::AttentionConfig& config, const clattn::
 struct HostCase {
   oracle::AttentionCase truth;
   std::vector<std::int32_t> block_table;  // with poisoned tails
+  std::vector<clattn::Direction> direction;
+  std::vector<std::int32_t> span_start_loc, spans, tree_start_loc, tree_parents;
   std::int64_t num_blocks = 0;
   std::int64_t num_tokens = 0;
 };
@@ -90,14 +92,11 @@ class CacheImage {
     const std::int64_t page =
         host_.block_table[r * index(host_.truth.max_blocks) + index(position / cache_.block_size)];
     const std::int64_t token = position % cache_.block_size;
-    // Keys by dim: a head's [dim, token of the block] instead of [token, dim].
-    const std::int64_t at = page * cache_.block_stride + head * cache_.head_stride;
-    const std::int64_t row_at = at + token * cache_.token_stride + dim;
-    const std::int64_t key_at =
-        spec_.layout == clattn::KVCacheLayout::kHDN ? at + dim * cache_.block_size + token : row_at;
+    const std::int64_t row_at =
+        page * cache_.block_stride + head * cache_.head_stride + token * cache_.token_stride + dim;
     const std::int64_t logical =
         ((page * cache_.block_size + token) * cache_.num_kv_heads + head) * cache_.head_size + dim;
-    place(index(cache_.k_offset + key_at), key, cache_scale(spec_, false, head), on_device,
+    place(index(cache_.k_offset + row_at), key, cache_scale(spec_, false, head), on_device,
           host_.truth.key_cache[index(logical)]);
     if (dim >= spec_.config.output_head_size()) {  // the oracle knows one size alone
       host_.truth.value_cache[index(logical)] = 0;

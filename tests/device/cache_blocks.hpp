@@ -1,6 +1,8 @@
 #pragma once
 
 #include <clattn/cache_ops.hpp>
+#include <clattn/kv_cache_spec.hpp>
+#include <clattn/registry.hpp>
 #include <stdexcept>
 
 #include "device/cache_ops_support.hpp"
@@ -22,11 +24,10 @@ struct Order {
 };
 inline const std::vector<Order> kOrders = {{"FLASHINFER", KVCacheLayout::kNHD},
                                            {"FLASHINFER", KVCacheLayout::kHND},
-                                           {"XFORMERS", KVCacheLayout::kNHD},
-                                           {"FLASHINFER", KVCacheLayout::kHDN}};
+                                           {"XFORMERS", KVCacheLayout::kNHD}};
 
 inline const clattn::AttentionBackend& backend_named(const std::string& name) {
-  for (const clattn::AttentionBackend* backend : clattn::list_attn_backends()) {
+  for (const auto& backend : clattn::list_attn_backends()) {
     if (backend->name() == name) return *backend;
   }
   throw std::runtime_error(name);
@@ -68,10 +69,8 @@ void for_each_element(const KVCache& a, std::int64_t block_a, const KVCache& b,
                       std::int64_t block_b, const Visit& visit) {
   const auto at = [](const KVCache& c, bool value, std::int64_t block, std::int64_t t,
                      std::int64_t h, std::int64_t d) {
-    const bool by_dim = !value && c.key_dim_stride != 1;  // [dim, token] of a head
     const std::int64_t index = (value ? c.v_offset : c.k_offset) + block * c.block_stride +
-                               h * c.head_stride +
-                               (by_dim ? d * c.block_size + t : t * c.token_stride + d);
+                               h * c.head_stride + t * c.token_stride + d;
     return static_cast<std::size_t>(index) * clattn::element_size_bytes(c.dtype);
   };
   for (const bool value : {false, true}) {

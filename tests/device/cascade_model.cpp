@@ -2,6 +2,7 @@
 
 #include "device/cascade_model.hpp"
 
+#include <clattn/kv_cache_spec.hpp>
 #include <cmath>
 
 #include "device/attention_host.hpp"
@@ -74,7 +75,7 @@ oracle::AttentionCase view(const Cascade& c, const Model& model, const Attention
 /// The oracle's answer over all levels at once. Its bound is of what a cascade rounds: each level's
 /// result and each merge's, weighted with their share of the denominator.
 oracle::AttentionResult expected(const Cascade& c, const Model& model, const AttentionConfig& layer,
-                                 const oracle::AttentionCase& tensors, bool rounds_weights) {
+                                 const oracle::AttentionCase& tensors, bool rounds_probabilities) {
   const std::size_t last = model.levels.size() - 1;
   const oracle::Element type = step_test::element(layer.dtype);
   oracle::AttentionResult want = oracle::attention(view(c, model, layer, tensors, 0, last), type);
@@ -86,7 +87,7 @@ oracle::AttentionResult expected(const Cascade& c, const Model& model, const Att
       if (std::isinf(lse)) continue;
       const double share = std::exp(lse - want.lse[i / dims]);
       bound[i] += share * (merge ? oracle::half_ulp(type, part.out[i]) : part.bound[i]);
-      if (!merge && rounds_weights) bound[i] += share * part.weight_rounding[i];
+      if (!merge && rounds_probabilities) bound[i] += share * part.weight_rounding[i];
     }
   };
   for (std::size_t level = 0; level <= last; ++level) {
@@ -164,7 +165,7 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Cascade& c) {
   const AttentionConfig& config = c.config;
   const Model model(c);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(config, &context->capabilities(), c.backend);
+  const auto& backend = *clattn::get_attn_backend(config, &context->capabilities(), c.backend);
   const clattn::KVCacheSpec spec{.block_size = config.block_size,
                                  .num_kv_heads = config.num_kv_heads,
                                  .head_size = config.head_size,
@@ -197,7 +198,8 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Cascade& c) {
   const auto layers = c.layers.empty() ? std::vector{config} : c.layers;
   for (const AttentionConfig& layer : layers) {
     const clattn::CascadeImpl impl(context, backend, layer);
-    const bool rounds = step_test::rounds_weights(backend.make_impl(context, layer)->kernels());
+    const bool rounds =
+        step_test::rounds_probabilities(backend.make_impl(context, layer)->kernels());
     const oracle::AttentionResult want = expected(c, model, layer, truth, rounds);
     using step_test::FencedOutput;
     for (const bool with_lse : {true, false}) {

@@ -4,8 +4,19 @@
 
 #include <atomic>
 #include <clattn/opencl.hpp>
+#include <cstddef>
+#include <vector>
 
 static std::atomic<std::size_t> counter = 0;
+static std::atomic<bool> dirty = false;
+
+test::DirtyBuffers::DirtyBuffers() {
+  dirty = true;
+}
+
+test::DirtyBuffers::~DirtyBuffers() {
+  dirty = false;
+}
 
 std::size_t test::num_buffers() {
   return counter;
@@ -16,5 +27,11 @@ extern "C" cl_mem clCreateBuffer(cl_context context, cl_mem_flags flags, std::si
   static auto* const create =
       reinterpret_cast<decltype(&clCreateBuffer)>(dlsym(RTLD_NEXT, "clCreateBuffer"));
   ++counter;
+  constexpr cl_mem_flags kGiven =
+      CL_MEM_USE_HOST_PTR | CL_MEM_ALLOC_HOST_PTR | CL_MEM_COPY_HOST_PTR;
+  if (dirty && (flags & kGiven) == 0) {
+    std::vector<std::byte> bytes(size, std::byte{0xFF});
+    return create(context, flags | CL_MEM_COPY_HOST_PTR, size, bytes.data(), status);
+  }
   return create(context, flags, size, host, status);
 }

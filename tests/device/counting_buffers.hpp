@@ -8,4 +8,12 @@ namespace test {
 /// counting_buffers.cpp stands before the loader's clCreateBuffer.
 std::size_t num_buffers();
 
+/// While it lives, new buffers hold 0xFF, as memory that was used before may.
+struct DirtyBuffers {
+  DirtyBuffers();
+  ~DirtyBuffers();
+  DirtyBuffers(const DirtyBuffers&) = delete;
+  DirtyBuffers& operator=(const DirtyBuffers&) = delete;
+};
+
 }  // namespace test

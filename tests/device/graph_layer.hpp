@@ -2,6 +2,7 @@
 
 #include <clattn/attn_utils.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/graph.hpp>
 #include <functional>
 #include <string>
 #include <utility>
@@ -23,11 +24,11 @@ inline constexpr std::int32_t kDims = 16, kPage = 4, kBlocks = 12, kWidth = 3, k
 
 inline clattn::AttentionOptions layer_options() {
   clattn::AttentionOptions options;
-  options.num_heads = 1;
-  options.head_size = kDims;
+  options.config.num_heads = 1;
+  options.config.head_size = kDims;
   options.prefix = "layers.0";
-  options.dtype = clattn::DType::kF32;
-  options.cache_config = clattn::CacheConfig{.block_size = kPage};
+  options.config.dtype = clattn::DType::kF32;
+  options.config.block_size = kPage;
   return options;
 }
 

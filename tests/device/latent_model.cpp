@@ -16,14 +16,14 @@ using step_test::index;
 
 clattn::AttentionOptions options_of(const Shape& shape, std::string prefix) {
   clattn::AttentionOptions options;
-  options.num_heads = shape.num_heads;
-  options.head_size = shape.width();
-  options.rope_dim = shape.rope;
-  options.use_mla = true;
+  options.config.num_heads = shape.num_heads;
+  options.config.head_size = shape.width();
+  options.config.rope_dim = shape.rope;
+  options.config.use_mla = true;
   options.prefix = std::move(prefix);
-  options.dtype = shape.dtype;
-  options.cache_config =
-      clattn::CacheConfig{.block_size = shape.block_size, .cache_dtype = shape.cache_dtype};
+  options.config.dtype = shape.dtype;
+  options.config.block_size = shape.block_size;
+  options.config.kv_cache_dtype = shape.cache_dtype;
   return options;
 }
 
@@ -113,7 +113,7 @@ void Requests::expect_truth(std::vector<double> got, const clattn::Attention& la
   truth.query = truth_query_;
   truth.key_cache = truth.value_cache = rows_;
   oracle::AttentionResult want = oracle::attention(truth, step_test::element(shape_.dtype));
-  if (step_test::rounds_weights(layer.impl().kernels())) want.add_weight_rounding();
+  if (step_test::rounds_probabilities(layer.impl().kernels())) want.add_weight_rounding();
   std::vector<double> out, bound;
   for (std::size_t i = 0; i < want.out.size(); ++i) {
     if (std::cmp_greater_equal(i % index(shape_.width()), shape_.rank)) continue;

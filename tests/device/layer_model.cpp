@@ -43,12 +43,12 @@ std::vector<float> Device::download(const clattn::Buffer& buffer) const {
 
 clattn::AttentionOptions layer_options(std::string prefix) {
   clattn::AttentionOptions options;
-  options.num_heads = kShape.num_heads;
-  options.num_kv_heads = kShape.num_kv_heads;
-  options.head_size = kShape.head_size;
+  options.config.num_heads = kShape.num_heads;
+  options.config.num_kv_heads = kShape.num_kv_heads;
+  options.config.head_size = kShape.head_size;
   options.prefix = std::move(prefix);
-  options.dtype = clattn::DType::kF32;
-  options.cache_config = clattn::CacheConfig{.block_size = kShape.block_size};
+  options.config.dtype = clattn::DType::kF32;
+  options.config.block_size = kShape.block_size;
   return options;
 }
 
@@ -114,8 +114,9 @@ Output Step::run(const Device& device, clattn::Attention& layer,
   return result;
 }
 
-void Step::expect_truth(const Output& output) const {
+oracle::AttentionCase Step::truth(bool causal) const {
   oracle::AttentionCase truth;
+  truth.causal = causal;
   truth.num_heads = shape_.num_heads;
   truth.num_kv_heads = shape_.num_kv_heads;
   truth.head_size = shape_.head_size;
@@ -126,11 +127,15 @@ void Step::expect_truth(const Output& output) const {
   truth.chunk = chunk_;
   if (window_ > 0) {
     truth.window_left = window_ - 1;
-    truth.window_right = 0;
+    truth.window_right = truth.window_left;
   }
   truth.query.assign(query_.begin(), query_.end());
   truth.key_cache.assign(key_.begin(), key_.end());
   truth.value_cache.assign(value_.begin(), value_.end());
+  return truth;
+}
+
+void Step::expect_truth(const Output& output, const oracle::AttentionCase& truth) {
   const oracle::AttentionResult want = oracle::attention(truth, oracle::Element::kF32);
   ASSERT_EQ(output.out.size(), want.out.size());
   constexpr double kFloor = 2e-6;  // f32 sums of values of size about 1

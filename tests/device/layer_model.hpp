@@ -67,8 +67,12 @@ class Step {
 
   Output run(const Device& device, clattn::Attention& layer,
              const clattn::AttentionMetadata* metadata, const RunOptions& options = {}) const;
-  /// Compares with attention over this step's keys and values: contexts must be 0.
-  void expect_truth(const Output& output) const;
+  /// Attention over this step's keys and values: contexts must be 0.
+  oracle::AttentionCase truth(bool causal = true) const;
+  static void expect_truth(const Output& output, const oracle::AttentionCase& truth);
+  void expect_truth(const Output& output, bool causal = true) const {
+    expect_truth(output, truth(causal));
+  }
 
  private:
   Shape shape_;

@@ -12,7 +12,7 @@
 
 #include "device/cache_blocks.hpp"
 
-/// What tests share whose kernels care how the cache lies: HDN, decode_ring.cl, tensor maps.
+/// What tests share whose kernels care how the cache lies: decode_ring.cl, tensor maps.
 namespace layout_test {
 
 using attention_test::CaseResult;
@@ -54,7 +54,18 @@ inline void PrintTo(const Option& option, std::ostream* out) {
 /// Windows and chunks begin inside a vector and a run of keys.
 inline const std::vector<Option> kOptions = {
     {"window", [](CaseSpec& s) { s.config.sliding_window = 37; }},
+    {"unequal sides",
+     [](CaseSpec& s) {
+       s.config.window_left = 36;
+       s.config.window_right = 5;
+       s.causal = false;
+     }},
     {"chunks", [](CaseSpec& s) { s.config.attention_chunk_size = 21; }},
+    {"lookback",
+     [](CaseSpec& s) {
+       s.config.attention_chunk_size = 21;
+       s.config.chunk_lookback = 1;
+     }},
     {"alibi, soft cap, sinks",
      [](CaseSpec& s) {
        s.config.alibi_slopes = per_head(s, 0.5F);
@@ -98,10 +109,10 @@ inline std::string bind_refusal(const std::shared_ptr<clattn::Context>& context,
   clattn::LayerRegistry layers;
   clattn::AttentionOptions options;
   options.prefix = "layers.0";
-  options.num_heads = 2;
-  options.head_size = 64;
-  options.cache_config = clattn::CacheConfig{.block_size = 16};
-  options.kernel_family = clattn::KernelFamily::kGpu;
+  options.config.num_heads = 2;
+  options.config.head_size = 64;
+  options.config.block_size = 16;
+  options.config.kernel_family = clattn::KernelFamily::kGpu;
   clattn::Attention layer(context, layers, options);
   const clattn::KVCacheSpec spec{.block_size = 16, .num_kv_heads = 2, .head_size = 64};
   const clattn::Buffer memory = context->allocate(spec.page_size_bytes());

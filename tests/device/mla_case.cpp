@@ -74,7 +74,7 @@ Elements make_query(const Case& c, const Layout& layout, oracle::AttentionCase& 
 /// NaN have no right answer; in the others a NaN of the oracle must be one.
 void expect_truth(const Case& c, const oracle::AttentionCase& truth, const Outcome& outcome) {
   oracle::AttentionResult want = oracle::attention(truth, step_test::element(c.config.dtype));
-  if (outcome.rounds_weights) want.add_weight_rounding();
+  if (outcome.rounds_probabilities) want.add_weight_rounding();
   const std::size_t width = index(truth.head_size), rank = index(c.config.kv_lora_rank);
   std::vector<double> got = outcome.out, got_lse = outcome.lse, want_lse = want.lse;
   std::vector<double> want_out(got.size(), 0.0), bound(got.size(), 0.0);
@@ -158,7 +158,7 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
                  .lse = lse.buffer.handle()},
                 cache, metadata, nullptr, &launches);
   const Outcome outcome{step_test::Launches(launches), out.read(queue), lse.read(queue),
-                        step_test::rounds_weights(impl->kernels()),
+                        step_test::rounds_probabilities(impl->kernels()),
                         metadata.step()->planned.rebalanced};
 
   expect_truth(c, truth, outcome);

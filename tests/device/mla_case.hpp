@@ -31,7 +31,7 @@ struct Case {
 };
 struct Outcome : step_test::Launches {
   std::vector<double> out, lse;
-  bool rounds_weights = false;
+  bool rounds_probabilities = false;
   bool rebalanced = false;  ///< clattn::detail::PlanCounts
 };
 

@@ -74,7 +74,7 @@ class RuntimeFixture : public testing::TestWithParam<Device> {
   RuntimeOptions options_{.kernel_dir = (folder_ / "kernels").string(),
                           .cache_dir = (folder_ / "cache").string(),
                           .tuning_file = {},
-                          .binaries = BinaryCaching::kAlways};
+                          .keep_all_binaries = true};
 };
 
 /// Names a test instance after its device: "p0d1".

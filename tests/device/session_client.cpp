@@ -25,7 +25,7 @@ std::size_t index(std::int64_t value) {
 clattn::SessionConfig small_config() {
   clattn::SessionConfig config;
   config.layers = {layer_test::layer_options(""), layer_test::layer_options("")};
-  config.layers[1].per_layer_sliding_window = 20;
+  config.layers[1].config.sliding_window = 20;
   config.num_blocks = 16;
   return config;
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <clattn/clattn.hpp>
+#include <clattn/explain.hpp>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -177,9 +178,9 @@ auto on_able_devices(Reasons reasons, Run run) {
 }
 
 /// Whether a kernel of the layer may round its weights (KernelInfo).
-inline bool rounds_weights(const std::vector<clattn::KernelInfo>& kernels) {
+inline bool rounds_probabilities(const std::vector<clattn::KernelInfo>& kernels) {
   return std::any_of(kernels.begin(), kernels.end(),
-                     [](const clattn::KernelInfo& kernel) { return kernel.rounds_weights; });
+                     [](const clattn::KernelInfo& kernel) { return kernel.rounds_probabilities; });
 }
 
 /// FlashAttention's rule with the floors of attention_case.cpp.

@@ -26,6 +26,8 @@ struct Batch {
   std::int32_t max_seq_len = 0;
   std::int64_t block_table_stride = 0;
   bool causal = true;
+  std::vector<clattn::Direction> direction;
+  std::vector<std::int32_t> span_start_loc, spans, first_keys;
 
   clattn::CommonAttentionMetadata view() const {
     return {.query_start_loc = query_start_loc,
@@ -39,7 +41,11 @@ struct Batch {
             .block_table_stride = block_table_stride,
             .slot_mapping = slot_mapping,
             .key_start_loc = {},
-            .causal = causal};
+            .causal = causal,
+            .direction = direction,
+            .span_start_loc = span_start_loc,
+            .spans = spans,
+            .first_keys = first_keys};
   }
 };
 

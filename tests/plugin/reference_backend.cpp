@@ -5,6 +5,7 @@
 #include <clattn/backend_abi.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -20,6 +21,8 @@
 #define DEFECT_TAKEN_NAME 6
 #define DEFECT_CACHE_SHAPE 7
 #define DEFECT_STRIDE_ORDER 8
+#define DEFECT_NEWER_CONFIG 9
+#define DEFECT_OLDER_CONFIG 10
 
 namespace {
 
@@ -39,7 +42,7 @@ void destroy(void* self) {
 
 void validate(void*, const ClattnAttentionConfig* config, const ClattnDevice*,
               ClattnAddReason add_reason, void* sink) {
-  if (config->dtype != CLATTN_F32 || config->kv_cache_dtype != CLATTN_F32) {
+  if (std::strcmp(config->dtype, "f32") != 0 || std::strcmp(config->kv_cache_dtype, "f32") != 0) {
     add_reason(sink, "dtypes other than f32 not supported");
   }
   if (config->head_size > 64) {
@@ -49,7 +52,8 @@ void validate(void*, const ClattnAttentionConfig* config, const ClattnDevice*,
   }
   if (config->sinks != nullptr) add_reason(sink, "sinks not supported");
   if (config->alibi_slopes != nullptr || config->logits_soft_cap != 0 ||
-      config->sliding_window != 0 || config->attention_chunk_size != 0) {
+      config->sliding_window != 0 || config->attention_chunk_size != 0 ||
+      config->window_left >= 0 || config->window_right >= 0) {
     add_reason(sink, "slopes, caps and windows not supported");
   }
 }
@@ -129,7 +133,7 @@ void write_kv_cache(void*, void*, cl_command_queue queue, const ClattnTensor* ke
 double attend(const Impl& impl, const ClattnKVCache& cache, const std::vector<float>& memory,
               const int32_t* pages, int32_t num_keys, int32_t head, const float* query,
               std::vector<double>& out) {
-  const int32_t dims = impl.config.head_size;
+  const auto dims = static_cast<int32_t>(impl.config.head_size);
   double largest = -INFINITY;
   double sum = 0;
   std::fill(out.begin(), out.end(), 0.0);
@@ -161,8 +165,8 @@ void forward(void*, void* self, cl_command_queue queue, const ClattnTensor* quer
   const std::vector<float> q = read_all(queue, query->buffer, status);
   const std::vector<float> memory = read_all(queue, cache->buffer, status);
   if (status->code != CLATTN_OK) return;
-  const int32_t dims = impl.config.head_size;
-  const int32_t group = impl.config.num_heads / impl.config.num_kv_heads;
+  const auto dims = static_cast<int32_t>(impl.config.head_size);
+  const auto group = static_cast<int32_t>(impl.config.num_heads / impl.config.num_kv_heads);
   std::vector<double> out(static_cast<size_t>(dims));
   for (int32_t r = 0; r < batch->num_reqs; ++r) {
     const int32_t first = batch->query_start_loc[r];
@@ -195,8 +199,8 @@ void forward(void*, void* self, cl_command_queue queue, const ClattnTensor* quer
 extern "C" int clattn_backend_plugin_v0(const ClattnHostApi* host, ClattnBackendPlugin* plugin);
 extern "C" int clattn_backend_plugin_v0(const ClattnHostApi* host, ClattnBackendPlugin* plugin) {
 #else
-extern "C" int clattn_backend_plugin_v1(const ClattnHostApi* host, ClattnBackendPlugin* plugin);
-extern "C" int clattn_backend_plugin_v1(const ClattnHostApi* host, ClattnBackendPlugin* plugin) {
+extern "C" int clattn_backend_plugin_v2(const ClattnHostApi* host, ClattnBackendPlugin* plugin);
+extern "C" int clattn_backend_plugin_v2(const ClattnHostApi* host, ClattnBackendPlugin* plugin) {
 #endif
   if (host->abi_version != CLATTN_BACKEND_ABI_VERSION || PLUGIN_DEFECT == DEFECT_REFUSES) {
     plugin->refusal = "not on this host";
@@ -205,13 +209,18 @@ extern "C" int clattn_backend_plugin_v1(const ClattnHostApi* host, ClattnBackend
   plugin->abi_version = CLATTN_BACKEND_ABI_VERSION;
   plugin->struct_size = sizeof(ClattnBackendPlugin);
   if (PLUGIN_DEFECT == DEFECT_ABI_VERSION) {
-    plugin->abi_version = 2;
+    plugin->abi_version = 1;
     return 0;
   }
   if (PLUGIN_DEFECT == DEFECT_STRUCT_SIZE) {
     plugin->struct_size += 8;
     return 0;
   }
+  plugin->config_size = sizeof(ClattnAttentionConfig);
+  if (PLUGIN_DEFECT == DEFECT_NEWER_CONFIG) plugin->config_size += 8;
+  // As compiled when soft caps were the last option.
+  if (PLUGIN_DEFECT == DEFECT_OLDER_CONFIG)
+    plugin->config_size = offsetof(ClattnAttentionConfig, alibi_slopes);
   plugin->name = PLUGIN_DEFECT == DEFECT_TAKEN_NAME ? "XFORMERS" : "REFERENCE";
   plugin->version = "1.0";
   plugin->self = new (std::nothrow) int(0);

@@ -96,7 +96,7 @@ static void make_layer(World& world) {
 
 static void make_cache(World& world) {
   CWorld& c = *world.c;
-  const std::array<const char*, 5> layouts = {nullptr, "NHD", "HND", "HDN", "no layout"};
+  const std::array<const char*, 4> layouts = {nullptr, "NHD", "HND", "no layout"};
   if (world.dice.one_in(4)) {
     remake(c.cache, [&](auto* made) {
       return clattn_cache_adopt(maybe(world.dice, c.layer), maybe(world.dice, c.buffers[0]),
@@ -179,7 +179,7 @@ static void copy_blocks(World& world) {
   const ClattnCache* const caches[] = {maybe(world.dice, c.cache), c.cache.get()};
   tell(clattn_copy_blocks(maybe(world.dice, c.context), maybe(world.dice, c.queue), caches,
                           static_cast<std::size_t>(world.dice.below(3)), pairs.data(),
-                          pairs.size() / 2));
+                          pairs.size() / 2, nullptr));
 }
 
 static void ask(World& world) {
@@ -251,7 +251,7 @@ std::vector<test::RandomCall> test::random_c_calls() {
       RandomCall{"clattn_warm_up", 1, warm_up},
       RandomCall{"clattn_..._destroy", 2, destroy},
   };
-  for (const auto calls : {c_session_calls(), c_graph_calls()})
+  for (const auto calls : {c_session_calls(), c_graph_calls(), c_op_calls()})
     all.insert(all.end(), calls.begin(), calls.end());
   return all;
 }

@@ -1,8 +1,6 @@
 #pragma once
 
 #include <clattn/clattn.h>
-#include <clattn/clattn_graph.h>
-#include <clattn/clattn_session.h>
 
 #include <array>
 #include <clattn/context.hpp>
@@ -37,6 +35,7 @@ struct CSession {
   std::vector<std::int64_t> requests;
   std::vector<float> known;  ///< what its known step gave, once it has run
   std::uint64_t checks = 0;  ///< how often that step ran
+  bool explicit_commit = false;
 };
 
 /// A layer that is made once, with its own cache, recorded steps and cascade.
@@ -72,14 +71,17 @@ struct CWorld {
   CLayer layer;
   CCache cache;
   CStep step;
+  CHandle<ClattnDeviceErrors, clattn_device_errors_destroy> errors;
+  CHandle<ClattnBlockPool, clattn_block_pool_destroy> pool;
   CSession session;
   CGraphs graphs;
 };
 
-/// All calls of the C API, those of the two functions below included.
+/// All calls of the C API, those of the three functions below included.
 std::vector<RandomCall> random_c_calls();
 std::span<const RandomCall> c_session_calls();
 std::span<const RandomCall> c_graph_calls();
+std::span<const RandomCall> c_op_calls();
 
 void make_graphs(CWorld& c);
 /// Without failures of the driver: whether every block is free once all requests have finished, and

@@ -47,6 +47,7 @@ ClattnStepOptions step_options(Dice& dice) {
                                &options.num_splits, &options.deterministic, &options.side_by_side};
     *dice.pick(fields) = static_cast<std::int32_t>(dice.odd_number() % 1000);
   }
+  options.device_seq_lens = dice.one_in(8);
   return options;
 }
 
@@ -67,6 +68,7 @@ Batch batch(World& world) {
   info.slot_mapping = drawn.slots.empty() ? nullptr : drawn.slots.data();
   info.num_slots = static_cast<std::int64_t>(drawn.slots.size());
   if (dice.one_in(10)) info.causal = static_cast<std::int32_t>(dice.below(5)) - 2;
+  info.fast_build = dice.one_in(8);
   if (dice.one_in(10)) info.common_prefix_len = static_cast<std::int32_t>(dice.odd_number());
   return made;
 }

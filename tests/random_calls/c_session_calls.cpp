@@ -32,7 +32,7 @@ static void make_session(World& world) {
   if (dice.one_in(4)) layer.kv_cache_dtype = other.kv_cache_dtype = "fp8";
   const ClattnLayerConfig* const layers[] = {&layer, dice.one_in(20) ? nullptr : &other};
   const ClattnStepOptions options = step_options(dice);
-  const std::array<const char*, 5> layouts = {nullptr, "NHD", "HND", "HDN", "no layout"};
+  const std::array<const char*, 4> layouts = {nullptr, "NHD", "HND", "no layout"};
   size_t told = 0;
   auto config = sized<ClattnSessionConfig>(dice);
   config.layers = dice.one_in(40) ? nullptr : layers;
@@ -43,12 +43,14 @@ static void make_session(World& world) {
   if (!dice.one_in(8)) config.step_options = &options;
   if (dice.one_in(2)) config.queue = c.queue.get();
   if (dice.one_in(4)) config.no_prefix_caching = 1;
+  if (dice.one_in(4)) config.explicit_commit = 1;
   if (dice.one_in(2)) config.progress = count_progress;
   config.progress_user = &told;
   remake(c.session.handle, [&](auto* made) {
     const ClattnResult status = clattn_session_create(maybe(dice, c.context), &config, made);
     if (status == CLATTN_SUCCESS) c.session.requests.clear();
     if (status == CLATTN_SUCCESS) c.session.known.clear();
+    if (status == CLATTN_SUCCESS) c.session.explicit_commit = config.explicit_commit != 0;
     return status;
   });
 }
@@ -112,6 +114,10 @@ static void attend(World& world, std::int32_t layer) {
   tell(clattn_session_attend(maybe(world.dice, c.session.handle), layer, &tensors));
 }
 
+static void commit_session(World& world) {
+  tell(clattn_session_commit(maybe(world.dice, world.c->session.handle)));
+}
+
 static void step_session(World& world) {
   Dice& dice = world.dice;
   const auto& requests = world.c->session.requests;
@@ -125,6 +131,7 @@ static void step_session(World& world) {
     part.new_tokens = dice.one_in(60) ? nullptr : tokens.data();
     part.num_new_tokens = static_cast<size_t>(dice.one_in(6) ? 0 : 1 + dice.below(2));
     if (dice.one_in(4)) part.max_tokens = dice.one_in(8) ? dice.odd_number() : dice.below(20);
+    if (dice.one_in(4)) part.compute_every_row = 1;
     if (dice.one_in(100)) part.reserved = 1;
   }
   auto rows = sized<ClattnStepRows>(dice);
@@ -136,6 +143,7 @@ static void step_session(World& world) {
     if (dice.one_in(20)) return;  // left to attend_session(), or given up
     attend(world, layer);
   }
+  if (!dice.one_in(4)) commit_session(world);
 }
 
 static void attend_session(World& world) {
@@ -188,6 +196,7 @@ std::span<const test::RandomCall> test::c_session_calls() {
       {"clattn_session_fork, _evict, _finish", 20, change_request},
       {"clattn_session_step", 60, step_session},
       {"clattn_session_attend", 10, attend_session},
+      {"clattn_session_commit", 5, commit_session},
       {"clattn_session_..._info and the like", 20, ask_session},
       {"clattn_session_destroy", 1, destroy_session},
   });
@@ -225,6 +234,7 @@ static std::vector<float> known_steps(CWorld& c, std::int32_t num_layers) {
       tell(clattn_buffer_read(c.graphs.known_output.get(), queue.get(), 0, &*place, bytes));
       place += static_cast<std::ptrdiff_t>(count) * 4 * 32;
     }
+    if (c.session.explicit_commit) tell(clattn_session_commit(session));
     part.new_tokens = next.data();
     part.num_new_tokens = next.size();
   }

@@ -1,5 +1,6 @@
 // Calls of the cache operations.
 #include <algorithm>
+#include <clattn/compat/packed_cache.hpp>
 
 #include "random_calls/world.hpp"
 

@@ -1,5 +1,6 @@
 // Calls that use no device.
 #include <clattn/attn_utils.hpp>
+#include <clattn/compat/page.hpp>
 #include <clattn/compat/v0_slot_mapping.hpp>
 #include <clattn/reorder.hpp>
 

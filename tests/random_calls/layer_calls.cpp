@@ -1,6 +1,7 @@
 // Calls that make layers, build steps and attend, also recorded or in cascades.
 #include <algorithm>
 #include <clattn/cascade.hpp>
+#include <clattn/explain.hpp>
 #include <clattn/log.hpp>
 
 #include "random_calls/world.hpp"
@@ -22,9 +23,10 @@ static void choose(World& world) {
   const auto number = static_cast<std::int32_t>(world.dice.odd_number());
   const std::array fields = {&config.num_heads,      &config.num_kv_heads,
                              &config.head_size,      &config.block_size,
-                             &config.sliding_window, &config.attention_chunk_size};
+                             &config.sliding_window, &config.attention_chunk_size,
+                             &config.window_left,    &config.window_right};
   *world.dice.pick(fields) = number;
-  const AttentionBackend& backend = get_attn_backend(config, &world.context->capabilities());
+  const AttentionBackend& backend = *get_attn_backend(config, &world.context->capabilities());
   if (config.block_size <= 64 && config.head_size <= 64) backend.make_impl(world.context, config);
 }
 
@@ -66,7 +68,7 @@ static void forward(World& world) {
                                &cache.block_stride, &cache.token_stride, &cache.head_stride};
     *world.dice.pick(fields) = number;
   }
-  AttentionTensors tensors{.query = world.tensor(), .output = world.tensor()};
+  AttentionTensors tensors{.query = world.tensor(), .output = world.output()};
   if (world.dice.one_in(3)) tensors.lse = world.buffer().handle();
   std::vector<LaunchRecord> launches;
   ForwardOptions options{.event = world.maybe_event()};
@@ -93,7 +95,7 @@ static void record(World& world) {
   const auto capturing = made.state->graph_capture(4);
   const auto& metadata = made.state->graph_capture_get_metadata_for_batch(world.queue, 4);
   GraphCapture capture(world.queue);
-  layer.impl->forward(world.queue, {.query = world.tensor(), .output = world.tensor()}, layer.cache,
+  layer.impl->forward(world.queue, {.query = world.tensor(), .output = world.output()}, layer.cache,
                       metadata);
   made.graph = capture.end();
   if (world.recorded.size() > 3) world.recorded.clear();
@@ -117,17 +119,18 @@ static void build_latent(World& world) {
 static void forward_latent(World& world) {
   const test::Latent& latent = world.latents.front();
   if (latent.metadata == nullptr) return;
-  latent.impl->forward(world.queue, {.query = world.tensor(), .output = world.tensor()},
+  latent.impl->forward(world.queue, {.query = world.tensor(), .output = world.output()},
                        latent.cache, *latent.metadata, world.maybe_event());
 }
 
 static void make_registered(World& world) {
   world.layer.reset();
-  AttentionOptions options{.num_heads = 4, .head_size = 32, .prefix = "model.layers.0.attn"};
-  options.num_kv_heads = world.dice.one_in(8) ? 3 : 2;
-  options.dtype = DType::kF32;
-  options.cache_config = CacheConfig{.calculate_kv_scales = true};
-  if (world.dice.one_in(2)) options.cache_config->cache_dtype = DType::kFp8E4M3;
+  AttentionOptions options{.config = {.num_heads = 4, .head_size = 32},
+                           .prefix = "model.layers.0.attn"};
+  options.config.num_kv_heads = world.dice.one_in(8) ? 3 : 2;
+  options.config.dtype = DType::kF32;
+  options.calculate_kv_scales = true;
+  if (world.dice.one_in(2)) options.config.kv_cache_dtype = DType::kFp8E4M3;
   world.layer = std::make_unique<Attention>(world.context, world.registry, options);
 }
 
@@ -143,7 +146,7 @@ static void use_registered(World& world) {
                        {.query = world.tensor(),
                         .key = world.tensor(),
                         .value = world.tensor(),
-                        .output = world.tensor()},
+                        .output = world.output()},
                        world.dice.one_in(8) ? nullptr : planned.metadata,
                        {.event = world.maybe_event(), .num_rows = world.dice.below(20)});
 }
@@ -158,7 +161,7 @@ static void cascade(World& world) {
   for (std::size_t at = 0; at < made.block_table.size(); at += 5) made.block_table[at] = 3;
   for (std::int32_t& length : made.seq_lens) length = std::min(length, 48) + 16;
   attention.build(world.queue, made.batch, world.dice.one_in(4) ? 15 : 16);
-  attention.forward(world.queue, impl, {.query = world.tensor(), .output = world.tensor()},
+  attention.forward(world.queue, impl, {.query = world.tensor(), .output = world.output()},
                     layer.cache);
   world.queue.finish();
 }

@@ -18,9 +18,9 @@ static const BatchLimits kLimits = {
     .max_num_reqs = 8, .max_num_batched_tokens = 64, .max_model_len = 128};
 
 static SessionConfig session_config() {
-  AttentionOptions layer{.num_heads = 4, .head_size = 32};
-  layer.num_kv_heads = 2;
-  layer.dtype = DType::kF32;
+  AttentionOptions layer{.config = {.num_heads = 4, .head_size = 32}};
+  layer.config.num_kv_heads = 2;
+  layer.config.dtype = DType::kF32;
   return {.layers = {layer, layer}, .num_blocks = 12, .builder = {.limits = kLimits}};
 }
 

@@ -55,7 +55,7 @@ AttentionConfig random_config(Dice& dice) {
 Paged make_paged(World& world, const AttentionConfig& config) {
   Paged made;
   made.config = config;
-  made.backend = &get_attn_backend(config, &world.context->capabilities());
+  made.backend = get_attn_backend(config, &world.context->capabilities()).get();
   made.impl = made.backend->make_impl(world.context, config);
   BuilderOptions options;
   options.limits = {.max_num_reqs = 8, .max_num_batched_tokens = 64, .max_model_len = 128};
@@ -92,6 +92,7 @@ World::World(std::uint64_t seed)
     buffers.push_back(context->allocate(bytes));
     queue.fill(buffers.back(), 0, 0, bytes);
   }
+  results = context->allocate(buffers.back().size_bytes());
   for (int i = 0; i < 10; ++i) rows.push_back(context->allocate(512));
   for (int i = 0; i < 4; ++i) layers.push_back(make_paged(*this, random_config(dice)));
   latents.push_back(make_latent(*this));
@@ -108,6 +109,12 @@ TensorRef World::tensor() {
   if (dice.one_in(20)) made.offset = dice.odd_number();
   if (dice.one_in(20)) made.token_stride = dice.odd_number();
   if (dice.one_in(60)) made.buffer = nullptr;
+  return made;
+}
+
+TensorRef World::output() {
+  TensorRef made = tensor();
+  if (made.buffer == buffers.back().handle() && !dice.one_in(30)) made.buffer = results.handle();
   return made;
 }
 

@@ -87,6 +87,7 @@ struct World {
   std::shared_ptr<clattn::Context> context;
   clattn::Queue queue;
   std::vector<clattn::Buffer> buffers;
+  clattn::Buffer results;            ///< as large as the last of them
   std::vector<clattn::Buffer> rows;  ///< apart from each other, as advance_step wants them
   std::vector<Paged> layers;
   std::vector<Latent> latents;
@@ -104,6 +105,7 @@ struct World {
   clattn::Buffer& buffer() { return dice.pick(buffers); }
   clattn::Event* maybe_event() { return dice.one_in(3) ? &event : nullptr; }
   clattn::TensorRef tensor();
+  clattn::TensorRef output();  ///< mostly apart from other tensors
   std::size_t slot_offset_bytes();
   RandomBatch batch(std::int32_t block_size) { return batch(dice, block_size); }
   /// By another thread's dice; touches nothing else.

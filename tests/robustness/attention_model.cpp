@@ -163,6 +163,44 @@ void AttentionModel::set_mask() {
       std::string(truth.custom_mask.begin(), truth.custom_mask.end()));
 }
 
+void AttentionModel::set_directions(const std::vector<oracle::Looks>& looks) {
+  truth.looks = looks;
+  std::string bytes;
+  for (const oracle::Looks each : looks) bytes += static_cast<char>(each);
+  image.files["direction.npy"] = npy_image("|u1", "(" + std::to_string(looks.size()) + ",)", bytes);
+}
+
+void AttentionModel::set_spans(const std::vector<oracle::Span>& spans) {
+  truth.spans = spans;
+  std::vector<std::int32_t> starts(truth.seq_lens.size() + 1), pairs;
+  for (const oracle::Span& span : spans) {
+    for (auto r = static_cast<std::size_t>(span.request) + 1; r < starts.size(); ++r) ++starts[r];
+    pairs.insert(pairs.end(), {span.first, span.end});
+  }
+  image.files["span_start_loc.npy"] = npy_i32(starts);
+  image.files["spans.npy"] = npy_i32(pairs, "(" + std::to_string(spans.size()) + ", 2)");
+}
+
+void AttentionModel::set_first_keys(const std::vector<std::int32_t>& first_keys) {
+  truth.first_keys = first_keys;
+  image.files["first_keys.npy"] = npy_i32(first_keys);
+}
+
+void AttentionModel::poison_keys(std::int32_t request, std::int32_t first, std::int32_t end) {
+  const std::size_t row = static_cast<std::size_t>(request * truth.max_blocks);
+  for (const auto& [name, cache] : {std::pair{"key_cache.npy", &truth.key_cache},
+                                    std::pair{"value_cache.npy", &truth.value_cache}}) {
+    std::vector<float> values(cache->begin(), cache->end());
+    for (std::int32_t p = first; p < end; ++p) {
+      const std::int32_t page = truth.block_table[row + static_cast<std::size_t>(p / kBlockSize)];
+      const auto slot = static_cast<std::size_t>(page * kBlockSize + p % kBlockSize);
+      std::fill_n(&values[slot * kRow], kRow, NAN);
+    }
+    const auto blocks = static_cast<std::int64_t>(values.size() / kRow / kBlockSize);
+    image.files[name] = npy_f32(values, cache_shape(blocks));
+  }
+}
+
 void AttentionModel::set_per_head(const std::string& name, const std::vector<double>& values) {
   (name == "sinks" ? truth.sinks : truth.alibi_slopes) = values;
   image.files[name + ".npy"] = npy_f32({values.begin(), values.end()}, "(4,)");

@@ -23,6 +23,12 @@ struct AttentionModel {
   void add(const std::string& json);
   void set_mask();  ///< at random, but every query sees its own position
   void set_per_head(const std::string& name, const std::vector<double>& values);
+  /// What the case says of its requests beyond lengths, in its files and in the truth.
+  void set_directions(const std::vector<oracle::Looks>& looks);
+  void set_spans(const std::vector<oracle::Span>& spans);  ///< in the order of the requests
+  void set_first_keys(const std::vector<std::int32_t>& first_keys);
+  /// Makes keys and values of pages NaN, in the files alone.
+  void poison_keys(std::int32_t request, std::int32_t first, std::int32_t end);
   /// Gives all requests the first one's pages for their first `tokens`, and says so.
   void share_prefix(std::int32_t tokens);
   /// Values, and results, of an encoder have half of their elements; the truth holds zeros behind

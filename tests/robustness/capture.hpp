@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
+#include <clattn/registry.hpp>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>

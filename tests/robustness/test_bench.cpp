@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -62,7 +63,7 @@ TEST(Bench, EverySuiteReportsWhatTheDocumentsSay) {
   const std::string second = (scratch.path() / "second.json").string();
   const std::string page = (scratch.path() / "page.html").string();
   write_bytes(shapes,
-              "model tiny heads=4 kv_heads=2 head_size=64 dtype=f32\n"
+              "model tiny num_heads=4 num_kv_heads=2 head_size=64 dtype=f32\n"
               "decode quick 2q1s100\nprefill quick q70\nmixed quick q20s50_2q1s33\n"
               "spec quick 2q3s40\ncache quick q40\nmerge quick q40\nmetadata quick 3q1s100\n"
               "startup quick q1s20\nfirst_step quick q1s20\nwarmed_step quick q1s20\nstep quick "
@@ -70,8 +71,11 @@ TEST(Bench, EverySuiteReportsWhatTheDocumentsSay) {
   const ProgramResult result =
       run_program("bench all --quick --filter tiny/ --shapes " + shapes + " --json " + first);
   ASSERT_EQ(result.code, 0) << result.standard_output << result.standard_error;
-  const json report = json::parse(read_bytes(first));
+  const std::string text = read_bytes(first);
+  const json report = json::parse(text);
   expect_report(report);
+  EXPECT_EQ(std::ranges::count(text, '\n'),  // a line each, and three of brackets
+            std::ssize(report) + std::ssize(report.at("rows")) + 3);
   std::set<std::string> suites;
   for (const json& row : report.at("rows")) {
     SCOPED_TRACE(row.at("name").get<std::string>());
@@ -123,7 +127,7 @@ TEST(Bench, AReportIsReplacedAndNotWrittenOver) {
   write_bytes(file, "before");
   std::filesystem::create_hard_link(file, old);
   write_bytes(scratch.path() / "shapes.txt",
-              "model tiny heads=2 kv_heads=1 head_size=64\nmetadata quick 3q1s100\n");
+              "model tiny num_heads=2 num_kv_heads=1 head_size=64\nmetadata quick 3q1s100\n");
   const ProgramResult result = run_program("bench --quick --json " + file.string() + " --shapes " +
                                            (scratch.path() / "shapes.txt").string());
   ASSERT_EQ(result.code, 0) << result.standard_error;
@@ -136,12 +140,13 @@ TEST(Bench, AReportIsReplacedAndNotWrittenOver) {
 TEST(Bench, TheOptionsOfModelsAreMeasuredAndRight) {
   const ScratchDirectory scratch;
   const std::string shapes = (scratch.path() / "options.txt").string();
-  write_bytes(
-      shapes,
-      "model latent heads=16 kv_heads=1 head_size=80 rope_dim=16 dtype=f32 scale=0.2\n"
-      "decode quick 2q1s40\ncache quick q40\n"
-      "model gemma heads=2 kv_heads=1 head_size=64 dtype=f16 window=30 soft_cap=20 sinks=yes\n"
-      "decode quick 2q1s70\nprefill quick q70 kv_dtype=fp8_e4m3\n");
+  write_bytes(shapes,
+              "model latent num_heads=16 num_kv_heads=1 head_size=80 use_mla=yes rope_dim=16 "
+              "dtype=f32 scale=0.2\n"
+              "decode quick 2q1s40\ncache quick q40\n"
+              "model gemma num_heads=2 num_kv_heads=1 head_size=64 dtype=f16 sliding_window=30 "
+              "logits_soft_cap=20 sinks=yes\n"
+              "decode quick 2q1s70\nprefill quick q70 kv_cache_dtype=fp8_e4m3\n");
   const ProgramResult result = run_program("bench --quick --json - --shapes " + shapes);
   EXPECT_EQ(result.code, 0) << result.standard_error;
   const json report = json::parse(result.standard_output);
@@ -152,21 +157,45 @@ TEST(Bench, TheOptionsOfModelsAreMeasuredAndRight) {
 }
 
 /// Every cache operation, in every layout that it has, is measured and bit for bit right.
+// What rows see more is counted as work, and compared with the oracle.
+TEST(Bench, SpansAndDirectionsAreMeasuredAndRight) {
+  const ScratchDirectory scratch;
+  const std::string shapes = (scratch.path() / "lists.txt").string();
+  write_bytes(shapes,
+              "model lists num_heads=4 num_kv_heads=2 head_size=64 dtype=f32\n"
+              "prefill quick q40s60\nprefill quick q40s60 span=30\n"
+              "prefill quick q40s60 directions=yes\n"
+              "mixed quick 2q1s50_2q30s60 span=20 directions=yes window_left=24 window_right=4 "
+              "span_rule=clip_both sinks=yes alibi_slopes=yes\n");
+  const ProgramResult result = run_program("bench --quick --json - --shapes " + shapes);
+  ASSERT_EQ(result.code, 0) << result.standard_output << result.standard_error;
+  const json rows = json::parse(result.standard_output).at("rows");
+  ASSERT_EQ(rows.size(), 4U);
+  for (const json& row : rows) expect_row(row);
+  // Rows of 2 * (64 + 64) operations for each of 4 heads: 40 see 21 to 60 keys; the 30 of the span,
+  // from position 25 on, see it up to 55; all see all 60.
+  const double pair = 2 * 128 * 4, causal = 40 * (21 + 60) / 2;
+  EXPECT_EQ(rows.at(0).at("flops"), pair * causal);
+  EXPECT_EQ(rows.at(1).at("flops"), pair * (causal + 30 * 29 / 2));
+  EXPECT_EQ(rows.at(2).at("flops"), pair * 40 * 60);
+}
+
 TEST(Bench, EveryCacheOperationIsMeasuredAndRight) {
   const ScratchDirectory scratch;
   const std::string shapes = (scratch.path() / "cache.txt").string();
-  write_bytes(shapes,
-              "model plain heads=4 kv_heads=2 head_size=64 dtype=f16\n"
-              "cache quick q40 layout=NHD\ncache quick q40_3q1s50 layout=HND\n"
-              "cache quick 2q20s37 op=reshape_and_cache\ncache quick q5s40_3q1s17 op=append\n"
-              "cache quick q20 op=append layout=HND kv_dtype=fp8_e4m3\n"
-              "cache quick q100 op=copy_blocks\ncache quick 3q30 op=copy_blocks layout=HND\n"
-              "cache quick q100 op=swap_out layout=NHD\ncache quick q100 op=swap_out layout=HND\n"
-              "cache quick 5q1s20 op=swap_in\ncache quick q100 op=swap_in layout=HND\n"
-              "model latent heads=16 kv_heads=1 head_size=80 rope_dim=16 dtype=f16\n"
-              "cache quick q40\ncache quick q100 op=copy_blocks\ncache quick q100 op=swap_out\n"
-              "cache quick q100 op=swap_in\ncache quick 2q1s50_q1s5 op=gather\n"
-              "cache quick q60 op=gather kv_dtype=fp8_e4m3\n");
+  write_bytes(
+      shapes,
+      "model plain num_heads=4 num_kv_heads=2 head_size=64 dtype=f16\n"
+      "cache quick q40 layout=NHD\ncache quick q40_3q1s50 layout=HND\n"
+      "cache quick 2q20s37 op=reshape_and_cache\ncache quick q5s40_3q1s17 op=append\n"
+      "cache quick q20 op=append layout=HND kv_cache_dtype=fp8_e4m3\n"
+      "cache quick q100 op=copy_blocks\ncache quick 3q30 op=copy_blocks layout=HND\n"
+      "cache quick q100 op=swap_out layout=NHD\ncache quick q100 op=swap_out layout=HND\n"
+      "cache quick 5q1s20 op=swap_in\ncache quick q100 op=swap_in layout=HND\n"
+      "model latent num_heads=16 num_kv_heads=1 head_size=80 use_mla=yes rope_dim=16 dtype=f16\n"
+      "cache quick q40\ncache quick q100 op=copy_blocks\ncache quick q100 op=swap_out\n"
+      "cache quick q100 op=swap_in\ncache quick 2q1s50_q1s5 op=gather\n"
+      "cache quick q60 op=gather kv_cache_dtype=fp8_e4m3\n");
   const ProgramResult result = run_program("bench --quick --json - --shapes " + shapes);
   ASSERT_EQ(result.code, 0) << result.standard_output << result.standard_error;
   const json report = json::parse(result.standard_output);
@@ -192,9 +221,10 @@ TEST(Bench, EveryCacheOperationIsMeasuredAndRight) {
 TEST(Bench, StepsOfLatentModelsAreMeasuredAndRight) {
   const ScratchDirectory scratch;
   const std::string shapes = (scratch.path() / "latent.txt").string();
-  write_bytes(shapes,
-              "model latent heads=16 kv_heads=1 head_size=80 rope_dim=16 dtype=f16\n"
-              "step quick 2q1s20\nreplay quick 2q1s20\nlengths quick 2q1s20\n");
+  write_bytes(
+      shapes,
+      "model latent num_heads=16 num_kv_heads=1 head_size=80 use_mla=yes rope_dim=16 dtype=f16\n"
+      "step quick 2q1s20\nreplay quick 2q1s20\nlengths quick 2q1s20\n");
   const ProgramResult result = run_program("bench --quick --json - --shapes " + shapes);
   ASSERT_EQ(result.code, 0) << result.standard_output << result.standard_error;
   const json report = json::parse(result.standard_output);
@@ -210,8 +240,8 @@ TEST(Bench, BackendsStandSideBySide) {
   const ScratchDirectory scratch;
   const std::string shapes = (scratch.path() / "tiny.txt").string();
   write_bytes(shapes,
-              "model tiny heads=4 kv_heads=2 head_size=64 dtype=f16\ndecode quick 40q1s20\n"
-              "decode quick 40q1s20 family=gpu\n");
+              "model tiny num_heads=4 num_kv_heads=2 head_size=64 dtype=f16\ndecode quick 40q1s20\n"
+              "decode quick 40q1s20 kernel_family=gpu\n");
   const ProgramResult result =
       run_program("bench --quick --backend FLASHINFER,XFORMERS --json - --shapes " + shapes);
   ASSERT_EQ(result.code, 0) << result.standard_error;
@@ -219,8 +249,8 @@ TEST(Bench, BackendsStandSideBySide) {
   const json& rows = report.at("rows");
   ASSERT_EQ(rows.size(), 4U);
   const char* const names[] = {"tiny/decode/40q1s20/FLASHINFER", "tiny/decode/40q1s20/XFORMERS",
-                               "tiny/decode/40q1s20/family=gpu/FLASHINFER",
-                               "tiny/decode/40q1s20/family=gpu/XFORMERS"};
+                               "tiny/decode/40q1s20/kernel_family=gpu/FLASHINFER",
+                               "tiny/decode/40q1s20/kernel_family=gpu/XFORMERS"};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     EXPECT_EQ(rows[i].at("name"), names[i]);
     EXPECT_EQ(rows[i].at("backend"), i % 2 == 0 ? "FLASHINFER" : "XFORMERS");
@@ -262,8 +292,8 @@ TEST(Bench, RefusesWithOneLine) {
   expect_refusal(run_program("bench --quick --html x.html"), 2, "--compare");
   const ScratchDirectory scratch;
   write_bytes(scratch.path() / "two.txt",
-              "model a heads=2 kv_heads=1 head_size=64\ndecode gpu q1,q2\ncache gpu q4\n"
-              "model b heads=2 kv_heads=1 head_size=64\ndecode gpu q1,q2\n");
+              "model a num_heads=2 num_kv_heads=1 head_size=64\ndecode gpu q1,q2\ncache gpu q4\n"
+              "model b num_heads=2 num_kv_heads=1 head_size=64\ndecode gpu q1,q2\n");
   expect_refusal(run_program("bench --quick --shapes " + (scratch.path() / "two.txt").string()), 2,
                  "no row of set quick is of models a, b\n");
   write_bytes(scratch.path() / "bad.txt", "decode quick q1\n");
@@ -273,8 +303,9 @@ TEST(Bench, RefusesWithOneLine) {
 
 TEST(Bench, SaysWhyNoRowFits) {
   const ScratchDirectory scratch;
-  write_bytes(scratch.path() / "huge.txt",
-              "model huge heads=8 kv_heads=8 head_size=128\ncache quick 65536q1s16777216\n");
+  write_bytes(
+      scratch.path() / "huge.txt",
+      "model huge num_heads=8 num_kv_heads=8 head_size=128\ncache quick 65536q1s16777216\n");
   expect_refusal(
       run_program("bench --quick --json - --shapes " + (scratch.path() / "huge.txt").string()), 3,
       "no row fits this device: needs ");
@@ -297,7 +328,7 @@ TEST(Bench, PredictsForACardThatIsNotThere) {
 TEST(Bench, PredictionsGoOnBehindALayerWithoutAKernel) {
   const ScratchDirectory scratch;
   write_bytes(scratch.path() / "wide.txt",
-              "model wide heads=8 kv_heads=1 head_size=512\ndecode gpu q1s70\n"
+              "model wide num_heads=8 num_kv_heads=1 head_size=512\ndecode gpu q1s70\n"
               "decode gpu q1s70 head_size=64\n");
   const ProgramResult result =
       run_program("bench --predict mi300x --shapes " + (scratch.path() / "wide.txt").string());

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <clattn/attention_functions.hpp>
 #include <clattn/attn_utils.hpp>
 #include <clattn/cache_ops.hpp>
 #include <clattn/cascade.hpp>
@@ -57,9 +58,17 @@ TEST(Capture, AWrongResultIsCounted) {
 
 TEST(Capture, EveryLogitOption) {
   AttentionModel model = mixed();
-  model.add("\"logits_soft_cap\": 1.5, \"sliding_window\": 7, \"attention_chunk_size\": 8");
+  model.add(
+      "\"logits_soft_cap\": 1.5, \"sliding_window\": 7, \"attention_chunk_size\": 8, "
+      "\"chunk_lookback\": 1");
   model.set_per_head("alibi_slopes", {0.5, 0.25, 0.125, 0.0625});
   model.set_per_head("sinks", {0.5, -1, 2, -INFINITY});
+  const RoundTrip trip(model.image);
+}
+
+TEST(Capture, SidesOfAWindow) {
+  AttentionModel model = mixed();
+  model.add("\"window_left\": 4, \"window_right\": 0, \"causal\": false");
   const RoundTrip trip(model.image);
 }
 
@@ -196,13 +205,13 @@ TEST_F(CaptureInProcess, AStepOfALatentLayerBecomesItsTwoCases) {
   const clattn::Queue queue = context->create_queue();
   clattn::LayerRegistry layers;
   clattn::AttentionOptions options;
-  options.num_heads = 2;
-  options.head_size = 24;
-  options.rope_dim = 8;
-  options.use_mla = true;
-  options.dtype = clattn::DType::kF32;
-  options.cache_config =
-      clattn::CacheConfig{.block_size = 2, .cache_dtype = clattn::DType::kFp8E4M3};
+  options.config.num_heads = 2;
+  options.config.head_size = 24;
+  options.config.rope_dim = 8;
+  options.config.use_mla = true;
+  options.config.dtype = clattn::DType::kF32;
+  options.config.block_size = 2;
+  options.config.kv_cache_dtype = clattn::DType::kFp8E4M3;
   clattn::Attention layer(context, layers, options);
   const auto& backend = *layer.get_attn_backend();
   layer.bind_kv_cache(make_kv_cache(*context, queue, backend, layer.config(), 4));
@@ -326,6 +335,35 @@ TEST_F(CaptureInProcess, AMergeAsEightBits) {
   EXPECT_EQ(npy_data(again.bytes("out_fp8.npy")), want);
   EXPECT_EQ(values_of<float>(read_bytes(cases()[0] / "suffix_lse.npy")),
             (std::vector<float>{2, 6, 3, 7}));
+}
+
+TEST_F(CaptureInProcess, OneCallIsOneCase) {
+  const auto context = clattn::Context::create();
+  const clattn::Queue queue = context->create_queue();
+  const clattn::Buffer rows = context->allocate(6 * 16 * sizeof(float));
+  const clattn::Buffer out = context->allocate(6 * 16 * sizeof(float));
+  const clattn::Buffer lse = context->allocate(6 * 2 * sizeof(float));
+  std::vector<float> values(96);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 7) * 0.25F;
+  queue.write(rows, std::as_bytes(std::span(values)));
+  const clattn::TensorRef in{rows.handle()};
+  const std::vector<std::int32_t> starts = {0, 2, 6};
+  clattn::attention(
+      queue,
+      {.query = in,
+       .key = in,
+       .value = in,
+       .output = {out.handle()},
+       .query_start_loc = starts,
+       .lse = {lse.handle(), 0, 1, 6},
+       .lse_base = clattn::LseBase::k2},
+      {.num_heads = 2, .num_kv_heads = 2, .head_size = 8, .dtype = clattn::DType::kF32});
+  std::vector<float> want(96);
+  queue.read(out, std::as_writable_bytes(std::span(want)));
+  ASSERT_EQ(cases().size(), 1U);  // the other form of the LSE is no part of it
+  const RunCase again(RunCase::InPlace{}, cases()[0]);
+  EXPECT_EQ(again.array<float>("out"), want);
+  clattn::clear_attention_functions();
 }
 
 TEST(Capture, NumbersContinueBehindThoseThatAreThere) {

@@ -4,6 +4,8 @@
 
 #include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/compat/packed_cache.hpp>
+#include <clattn/kv_cache_spec.hpp>
 #include <cstdint>
 #include <filesystem>
 #include <numeric>
@@ -55,8 +57,7 @@ class CaptureOfBlocks : public CaptureInProcess {
 };
 
 TEST_F(CaptureOfBlocks, CopiesAreACaseALayer) {
-  for (const KVCacheLayout layout :
-       {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN}) {
+  for (const KVCacheLayout layout : {KVCacheLayout::kNHD, KVCacheLayout::kHND}) {
     std::vector<clattn::KVCache> layers;
     for (const float start : {0.0F, 5000.0F})
       layers.push_back(reshape_kv_cache(counted(start), spec_, backend_, layout));
@@ -81,6 +82,39 @@ TEST_F(CaptureOfBlocks, CopiesAreACaseALayer) {
   }
 }
 
+// By lists of the host and of the device, where a pair that names no slot moves nothing.
+TEST_F(CaptureOfBlocks, MovesOfTokens) {
+  const std::vector<std::int64_t> src = {18, 20, -1, 40}, dst = {17, 18, 0, 33};
+  const std::vector<std::int32_t> starts = {0, 2, 4}, host_starts = {0, 2, 2};
+  const clattn::DeviceTokenMoves moves{upload(*context_, queue_, src),
+                                       upload(*context_, queue_, dst),
+                                       upload(*context_, queue_, starts), 2};
+  for (const bool on_device : {false, true}) {
+    for (const KVCacheLayout layout : {KVCacheLayout::kNHD, KVCacheLayout::kHND}) {
+      const clattn::KVCache cache = reshape_kv_cache(counted(0), spec_, backend_, layout);
+      const std::span<const clattn::KVCache> caches(&cache, 1);
+      if (on_device) {
+        move_tokens(*context_, queue_, caches, moves);
+      } else {
+        move_tokens(
+            *context_, queue_, caches,
+            clattn::TokenMoves{std::span(src).first(2), std::span(dst).first(2), host_starts});
+      }
+      const std::filesystem::path place = newest();
+      EXPECT_EQ(place.filename().string().substr(4), "-move_tokens");
+      const RunCase again(RunCase::InPlace{}, place);
+      const std::vector<float> memory = floats_in(queue_, cache.buffer);
+      for (const bool values : {false, true}) {
+        const auto got = again.array<float>(values ? "value_cache_out" : "key_cache_out");
+        for (std::size_t block = 1; block < (on_device ? 3U : 2U); ++block) {
+          EXPECT_EQ(block_of(got, block),
+                    logical_block(memory, cache, static_cast<std::int64_t>(block), values));
+        }
+      }
+    }
+  }
+}
+
 TEST_F(CaptureOfBlocks, WarmingUpIsNoCallOfTheApplication) {
   clattn::AttentionConfig config;
   config.num_heads = 4;
@@ -90,7 +124,7 @@ TEST_F(CaptureOfBlocks, WarmingUpIsNoCallOfTheApplication) {
   config.dtype = clattn::DType::kF16;
   const std::size_t before = cases().size();
   clattn::get_attn_backend(config, &context_->capabilities())
-      .make_impl(context_, config)
+      ->make_impl(context_, config)
       ->warm_up(queue_);
   EXPECT_EQ(cases().size(), before);
 }

@@ -57,6 +57,22 @@ TEST_F(CaptureOfOperations, F12_CopiesOfLatentRows) {
             floats_in(queue_, cache.buffer));
 }
 
+TEST_F(CaptureOfOperations, F12_MovesOfLatentRows) {
+  const clattn::MLACache cache = latent();
+  const std::vector<std::int64_t> src = {5, 9, 14}, dst = {4, 5, 9};
+  const std::vector<std::int32_t> starts = {0, 3};
+  const std::vector<float> before = floats_in(queue_, cache.buffer);
+  move_tokens_mla(*context_, queue_, std::span(&cache, 1), clattn::TokenMoves{src, dst, starts});
+  EXPECT_EQ(name_of_newest(), "move_tokens_mla");
+  const auto moved = RunCase(RunCase::InPlace{}, newest()).array<float>("kv_cache_out");
+  const std::vector<float> memory = floats_in(queue_, cache.buffer);
+  const auto rows_of = [](const std::vector<float>& all) {  // of the blocks that are named
+    return std::vector<float>(all.begin() + kPage, all.end());
+  };
+  EXPECT_EQ(rows_of(moved), rows_of(memory));
+  EXPECT_NE(rows_of(memory), rows_of(before));
+}
+
 // F4: the cache of a latent layer as the layer has it, one plane that is K and V at once.
 TEST_F(CaptureOfOperations, F4_CopiesOfALatentLayersCache) {
   clattn::AttentionConfig config;
@@ -67,7 +83,7 @@ TEST_F(CaptureOfOperations, F4_CopiesOfALatentLayersCache) {
   config.block_size = kTokens;
   config.dtype = DType::kF32;
   config.use_mla = true;
-  const auto& backend = clattn::get_attn_backend(config, nullptr);
+  const auto& backend = *clattn::get_attn_backend(config, nullptr);
   const clattn::KVCache cache = make_kv_cache(*context_, queue_, backend, config, kBlocks);
   const std::vector<float> rows = counted(kBlocks * kTokens * 576);
   queue_.write(cache.buffer, std::as_bytes(std::span(rows)));
@@ -99,15 +115,15 @@ TEST_F(CaptureOfOperations, F12_Gathers) {
 TEST_F(CaptureOfOperations, F12_ScalesOfTheFirstBatch) {
   for (const bool use_mla : {false, true}) {
     clattn::AttentionOptions options;
-    options.num_heads = 4;
-    options.num_kv_heads = use_mla ? 1 : 2;
-    options.head_size = kWidth;
-    options.use_mla = use_mla;
-    if (use_mla) options.rope_dim = 8;
-    options.dtype = DType::kF32;
+    options.config.num_heads = 4;
+    options.config.num_kv_heads = use_mla ? 1 : 2;
+    options.config.head_size = kWidth;
+    options.config.use_mla = use_mla;
+    if (use_mla) options.config.rope_dim = 8;
+    options.config.dtype = DType::kF32;
     options.prefix = "layers.0";
-    options.cache_config =
-        clattn::CacheConfig{.cache_dtype = DType::kFp8E4M3, .calculate_kv_scales = true};
+    options.config.kv_cache_dtype = DType::kFp8E4M3;
+    options.calculate_kv_scales = true;
     clattn::LayerRegistry layers;
     clattn::Attention layer(context_, layers, options);
     const clattn::Buffer rows = context_->allocate(3 * 4 * kWidth * sizeof(float));

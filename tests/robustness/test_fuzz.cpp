@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "robustness/program.hpp"
 #include "robustness/run_case.hpp"
@@ -15,32 +17,31 @@ std::string quoted(const std::filesystem::path& path) {
 TEST(Fuzz, CasesOfEveryOrderOfCachesPassAndRunAgain) {
   const ScratchDirectory scratch;
   const std::string out = quoted(scratch.path() / "cases");
-  for (const char* first : {"0", "24", "32"}) {  // pages, latent rows, x-packed
-    const ProgramResult result =
-        run_program(std::string("fuzz --most-tokens 20 --count 1 --write-all --first ") + first +
-                    " --out " + out);
+  struct Call {
+    std::string seed, first;
+    std::vector<std::string> lists = {};
+  };
+  const Call calls[] = {{"1", "0"},  // pages, latent rows, x-packed, lists
+                        {"1", "24"},
+                        {"1", "32"},
+                        {"24", "24", {"spans.npy", "first_keys.npy"}},
+                        {"33", "24", {"direction.npy", "first_keys.npy", "tree_parents.npy"}}};
+  for (const auto& [seed, first, lists] : calls) {
+    const ProgramResult result = run_program("fuzz --most-tokens 20 --count 1 --write-all --seed " +
+                                             seed + " --first " + first + " --out " + out);
     EXPECT_EQ(result.code, 0) << result.standard_output << result.standard_error;
     EXPECT_NE(result.standard_output.find("1 passed, 0 refused, 0 failed"), std::string::npos)
         << result.standard_output;
-    const std::filesystem::path place = scratch.path() / "cases" / ("1-" + std::string(first));
+    const std::filesystem::path place = scratch.path() / "cases" / (seed + "-" + first);
     ASSERT_TRUE(std::filesystem::exists(place / "expected" / "out.npy")) << place;
+    for (const std::string list :
+         {"direction.npy", "spans.npy", "first_keys.npy", "tree_parents.npy"})
+      EXPECT_EQ(std::filesystem::exists(place / list), std::ranges::count(lists, list) == 1)
+          << list;
     const ProgramResult again = run_program("run --verify " + quoted(place));
     EXPECT_EQ(again.code, 0) << again.standard_error;
     EXPECT_EQ(again.standard_output.rfind("passed: ", 0), 0U) << again.standard_output;
   }
-}
-
-// Keys by dim are for the kernels of CPUs: elsewhere such a call runs in another order.
-TEST(Fuzz, LayoutsOfOtherKernelsAreConverted) {
-  const ScratchDirectory scratch;
-  const ProgramResult result = run_program(
-      "fuzz --seed 11 --most-tokens 40 --calls 1 --first 511 --count 1 --family gpu "
-      "--write-all --out " +
-      quoted(scratch.path()));
-  EXPECT_NE(result.standard_output.find("1 passed, 0 refused, 0 failed"), std::string::npos)
-      << result.standard_output;
-  const std::string drawn = read_bytes(scratch.path() / "11-511" / "case.json");
-  EXPECT_NE(drawn.find("\"HDN\""), std::string::npos) << drawn;
 }
 
 // A run that is stopped has said what came of its calls, up to those of the last layer.

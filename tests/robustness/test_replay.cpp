@@ -1,6 +1,7 @@
 // `clattn replay`.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -47,6 +48,31 @@ TEST(Replay, SharesASystemPromptAndPreempts) {
   EXPECT_GT(report["requests"]["prefix_hit_tokens"], 0);
   EXPECT_GT(report["requests"]["preemptions"], 0);
   EXPECT_EQ(report["verify"]["failed_rows"], 0);
+  const std::string trace = report["trace"], note = report["achieved"]["note"];
+  EXPECT_TRUE(trace.ends_with(", 32 tokens shared")) << trace;
+  const double of_read = report["achieved"]["decode_steps_share_of_read"];
+  const double of_arithmetic = report["achieved"]["prefill_steps_share_of_arithmetic"];
+  EXPECT_EQ(std::max(of_read, of_arithmetic) > 1, note.find("Above 100 %") == 0) << note;
+}
+
+// Their sinks, windows, caps and latent rows belong to what is verified.
+TEST(Replay, Q3_ServesTheModelsOfBench) {
+  const std::string traffic =
+      "replay --requests 1 --length-scale 0.02 --layers 1 --seconds 1e-9 --no-progress --json - ";
+  for (const auto& [model, backend] :
+       {std::pair<std::string, std::string>{"gpt-oss-20b --heads 8 --kv-heads 1", "FLASHINFER"},
+        {"deepseek-v3 --heads 8", "CLATTN_MLA"}}) {
+    const ProgramResult result = run_program(traffic + "--model " + model);
+    EXPECT_EQ(result.code, 0) << model << result.standard_error;
+    const auto report = nlohmann::json::parse(result.standard_output, nullptr, false);
+    ASSERT_FALSE(report.is_discarded()) << result.standard_output;
+    EXPECT_EQ(report["backend"], backend);
+    EXPECT_EQ(report["model"]["dtype"], "bf16");
+    EXPECT_GT(report["verify"]["rows"], 0);
+    EXPECT_EQ(report["verify"]["failed_rows"], 0);
+  }
+  expect_refusal(run_program("replay --model deepseek-v3-projected"), 2,
+                 "--model: 'deepseek-v3-projected' has keys and values without pages");
 }
 
 // M1, M2, M12: names as vLLM's users type them.

@@ -66,6 +66,28 @@ TEST(RunCacheOps, CopyBlocks) {
   }
 }
 
+CaseImage move_case(const std::string& starts) {
+  return {R"({"op": "move_tokens"})",
+          {{"key_cache.npy", npy_f32(counted(4 * 32, 0), "(4, 2, 2, 8)")},
+           {"value_cache.npy", npy_f32(counted(4 * 32, 500), "(4, 2, 2, 8)")},
+           {"src_slots.npy", npy_i64({3, 5, 6})},
+           {"dst_slots.npy", npy_i64({2, 3, 7})},
+           {"starts.npy", starts}}};
+}
+
+TEST(RunCacheOps, MoveTokens) {
+  const CacheCase run(move_case(npy_i64({0, 2, 3})));
+  for (const float start : {0.0F, 500.0F}) {
+    std::vector<float> want = counted(4 * 32, start);
+    copy_rows(want, counted(4 * 32, start), 16, 3, 2);
+    copy_rows(want, counted(4 * 32, start), 16, 5, 3);
+    copy_rows(want, counted(4 * 32, start), 16, 6, 7);
+    EXPECT_EQ(run.array<float>(start == 0 ? "key_cache_out" : "value_cache_out"), want);
+  }
+  expect_refusal(CacheCase(move_case(npy_i64({0, 2, 2}))).result(), 2,
+                 "starts ends with 2, legal: 3 (pairs)");
+}
+
 TEST(RunCacheOps, SwapBlocksInEveryDirection) {
   for (const std::string direction : {"device_to_host", "host_to_device", "device_to_device"}) {
     const CacheCase run({R"({"op": "swap_blocks", "direction": ")" + direction + "\"}",

@@ -38,6 +38,24 @@ auto file(std::string name, std::string bytes) {
   };
 }
 
+auto both(std::function<void(CaseImage&)> one, std::function<void(CaseImage&)> other) {
+  return [one = std::move(one), other = std::move(other)](CaseImage& image) {
+    one(image);
+    other(image);
+  };
+}
+
+/// An array of bytes, one an element.
+auto bytes(std::string name, std::string values) {
+  const std::string shape = "(" + std::to_string(values.size()) + ",)";
+  return file(std::move(name), npy_image("|u1", shape, values));
+}
+
+auto spans(const std::vector<std::int32_t>& starts, const std::vector<std::int32_t>& pairs) {
+  return both(file("span_start_loc.npy", npy_i32(starts)),
+              file("spans.npy", npy_i32(pairs, "(" + std::to_string(pairs.size() / 2) + ", 2)")));
+}
+
 auto no_file(std::string name) {
   return [name = std::move(name)](CaseImage& image) { image.files.erase(name); };
 }
@@ -121,14 +139,21 @@ const std::vector<BadCase>& bad_cases() {
       {"unknown backend", json_more("\"backend\": \"FLASH\""), 2, "FLASH"},
       {"negative splits", json_more("\"num_splits\": -1"), 2, "num_splits"},
       {"unknown attention type", json_more("\"attn_type\": \"coder\""), 2, "attn_type"},
-      {"zero window", json_more("\"sliding_window\": 0"), 2, "sliding_window"},
       // options
       {"negative window", json_more("\"sliding_window\": -3"), 2,
-       "sliding_window: expected an integer in [1, 2147483647], got -3"},
+       "sliding_window: expected an integer in [0, 2147483647], got -3"},
       {"window of another type", json_more("\"sliding_window\": 2.5"), 2, "sliding_window"},
-      {"zero chunk", json_more("\"attention_chunk_size\": 0"), 2, "attention_chunk_size"},
+      {"side below -1", json_more("\"window_left\": -2"), 2,
+       "window_left: expected an integer in [-1, 2147483647], got -2"},
+      {"side of another type", json_more("\"window_right\": true"), 2, "window_right"},
+      {"window said twice", json_more("\"sliding_window\": 3, \"window_right\": 0"), 3,
+       "window_right is 0, supported with a sliding_window, which says both sides: -1"},
+      {"negative chunk", json_more("\"attention_chunk_size\": -1"), 2, "attention_chunk_size"},
+      {"negative lookback", json_more("\"chunk_lookback\": -1"), 2, "chunk_lookback"},
+      {"lookback without chunks", json_more("\"chunk_lookback\": 2"), 3,
+       "chunk_lookback is 2, supported without attention_chunk_size: 0"},
       {"negative cap", json_more("\"logits_soft_cap\": -1"), 2,
-       "logits_soft_cap: expected a number >= 0 (0 = none), got -1"},
+       "logits_soft_cap: expected finite numbers >= 0 (0 = none), got -1"},
       {"cap of another type", json_more("\"logits_soft_cap\": \"30\""), 2, "logits_soft_cap"},
       {"unknown cache type", json_more("\"kv_cache_dtype\": \"fp7\""), 2,
        "kv_cache_dtype: expected one of auto"},
@@ -136,7 +161,8 @@ const std::vector<BadCase>& bad_cases() {
        "key_cache.npy: expected element type |u1, got <f4"},
       {"int8 cache as bytes", json_more("\"kv_cache_dtype\": \"int8\""), 2,
        "expected element type |i1"},
-      {"NaN scale", json_more("\"k_scale\": NaN"), 2, "case.json: not valid JSON"},
+      {"NaN scale", json_more("\"k_scale\": NaN"), 2,
+       "\"k_scale\": expected a finite number, got NaN"},
       {"NaN scale as text", json_more("\"k_scale\": \"nan\""), 2,
        "k_scale: expected a finite number"},
       {"zero scale", json_more("\"v_scale\": 0"), 2, "v_scale: expected numbers > 0, got 0"},
@@ -202,6 +228,57 @@ const std::vector<BadCase>& bad_cases() {
        "sliding_window not supported"},
       {"lse of another type", json_edit("\"return_lse\": true", "\"return_lse\": 1"), 2,
        "return_lse: expected true or false"},
+      // what the batch says of its requests beyond lengths
+      {"causal beside directions",
+       both(json_more("\"causal\": true"), bytes("direction.npy", "\1\1")), 2,
+       "case.json: causal: expected nothing beside direction.npy"},
+      {"direction of nothing", bytes("direction.npy", "\1\3"), 2,
+       "direction.npy: entry 1 is 3; expected 0 (both ways), 1 (causal) or 2 (canvas)"},
+      {"directions of other requests", bytes("direction.npy", "\1\1\1"), 2,
+       "direction.npy: expected shape [2], got [3]"},
+      {"directions of another type", file("direction.npy", npy_i32({1, 1})), 2,
+       "direction.npy: expected element type |u1, got <i4"},
+      {"directions of an encoder", encoder_with([](CaseImage& image) {
+         image.json = replaced(image.json, "\"encoder_only\"", "\"encoder\"");
+         bytes("direction.npy", "\1\1")(image);
+       }),
+       3, "use_directions is true, supported with attn_type encoder: false"},
+      {"spans of no request", file("spans.npy", npy_i32({0, 2}, "(1, 2)")), 2,
+       "spans.npy, span_start_loc.npy: expected both or neither"},
+      {"starts of no spans", file("span_start_loc.npy", npy_i32({0, 0, 0})), 2,
+       "spans.npy, span_start_loc.npy: expected both or neither"},
+      {"spans of other requests", spans({0, 1}, {0, 2}), 2,
+       "span_start_loc.npy: expected shape [3], got [2]"},
+      {"starts of spans that fall", spans({0, 1, 0}, {0, 2}), 2,
+       "span_start_loc.npy: entry 2 is 0; expected prefix sums"},
+      {"more spans than starts say", spans({0, 1, 1}, {0, 2, 3, 4}), 2,
+       "spans.npy: expected shape [1, 2], got [2, 2]"},
+      {"a span that ends before it begins", spans({0, 0, 1}, {2, 1}), 2,
+       "spans.npy: row 0 is 2, 1; expected a first position from 0 on"},
+      {"a negative span", spans({0, 1, 1}, {-1, 1}), 2,
+       "spans.npy: row 0 is -1, 1; expected a first position from 0 on"},
+      {"spans that overlap", spans({0, 2, 2}, {0, 3, 2, 4}), 2,
+       "spans.npy: row 1 is 2, 4; expected a first position from 3 on, behind the spans of "
+       "request 0 before it"},
+      {"unknown span rule", both(json_more("\"span_rule\": \"clip\""), spans({0, 1, 1}, {0, 3})), 2,
+       "span_rule: expected one of whole, clip_left, clip_both, got \"clip\""},
+      {"a rule without spans", json_more("\"span_rule\": \"clip_left\""), 3,
+       "span_rule is clip_left, supported without use_spans: whole"},
+      {"spans of another type", json_more("\"use_spans\": 1"), 2,
+       "use_spans: expected true or false"},
+      {"first keys of other requests", file("first_keys.npy", npy_i32({0})), 2,
+       "first_keys.npy: expected shape [2], got [1]"},
+      {"first key behind the last", file("first_keys.npy", npy_i32({5, 3})), 2,
+       "first_keys.npy: entry 1 is 3; expected an integer in [0, 2], its seq_lens"},
+      {"negative first key", file("first_keys.npy", npy_i32({-1, 0})), 2,
+       "first_keys.npy: entry 0 is -1; expected an integer in [0, 5], its seq_lens"},
+      {"first keys of lengths on the device",
+       both(file("seq_len_bounds.npy", npy_i32({6, 4})), file("first_keys.npy", npy_i32({1, 0}))),
+       3,
+       "device_seq_lens: true, legal with use_spans, use_directions, use_first_keys and use_trees: "
+       "false"},
+      {"packed with spans", both(json_more(R"("layout": "packed")"), spans({0, 1, 1}, {0, 3})), 3,
+       "use_spans not supported"},
       // encoder types
       {"causal encoder", json_more(R"("attn_type": "encoder", "causal": true)"), 2,
        "causal: expected false or nothing with attn_type encoder, got true"},
@@ -226,6 +303,13 @@ const std::vector<BadCase>& bad_cases() {
        3, "attention_chunk_size with attn_type encoder not supported"},
       {"encoder with a cache type", encoder_with(json_more("\"kv_cache_dtype\": \"f16\"")), 3,
        "kv_cache_dtype f16 with attn_type encoder_only"},
+      {"NaN", json_more("\"scale\": NaN"), 2,
+       "case.json: \"scale\": expected a finite number, got NaN (line 1, column 11)"},
+      {"minus infinity in a list", json_more("\"k_scale\":\n [1, -Infinity]"), 2,
+       "case.json: \"k_scale\": expected a finite number, got -Infinity (line 2, column 6)"},
+      {"a number too large", json_more("\"scale\": 1e999"), 2,
+       "case.json: \"scale\": expected a finite number, got one that is too large"},
+      {"a word", json_more("\"scale\": nine"), 2, "case.json: not valid JSON"},
       // arrays
       {"no query", no_file("query.npy"), 2, "query.npy"},
       {"no cache", no_file("key_cache.npy"), 2, "key_cache.npy"},
@@ -252,6 +336,10 @@ const std::vector<BadCase>& bad_cases() {
       {"float indices", file("seq_lens.npy", npy_f32({5, 2}, "(2,)")), 2, "seq_lens.npy"},
       {"table of other rows", file("block_table.npy", npy_i32({1, 0}, "(1, 2)")), 2,
        "block_table.npy"},
+      {"a misspelt array", file("slot_maping.npy", npy_i64({0, 8, 9})), 2,
+       "slot_maping.npy: unknown array, is it slot_mapping.npy?"},
+      {"an array of encoders alone", file("key_start_loc.npy", npy_i32({0, 1, 3})), 2,
+       "key_start_loc.npy: unknown array"},
       // the batch
       {"starts fall", file("query_start_loc.npy", npy_i32({0, 2, 1})), 2, "query_start_loc"},
       {"starts not at 0", file("query_start_loc.npy", npy_i32({1, 2, 3})), 2, "query_start_loc"},

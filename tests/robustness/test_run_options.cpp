@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "robustness/attention_model.hpp"
@@ -29,10 +30,40 @@ TEST(RunOptions, WindowsCountTheOwnToken) {
   expect_right(model);
 }
 
+TEST(RunOptions, WindowsReachAsFarAheadAsBackWithoutCausality) {
+  AttentionModel model = mixed();
+  model.add("\"sliding_window\": 3, \"causal\": false");
+  model.truth.causal = false;
+  model.truth.window_left = model.truth.window_right = 2;
+  expect_right(model);
+}
+
+TEST(RunOptions, WindowsHaveSidesOfTheirOwn) {
+  AttentionModel model = mixed();
+  model.add("\"window_left\": 0, \"window_right\": 2, \"causal\": false");
+  model.truth.causal = false;
+  model.truth.window_left = 0;
+  model.truth.window_right = 2;
+  expect_right(model);
+  AttentionModel ahead = mixed();
+  ahead.add("\"window_left\": -1, \"window_right\": 1, \"causal\": false");
+  ahead.truth.causal = false;
+  ahead.truth.window_right = 1;
+  expect_right(ahead);
+}
+
 TEST(RunOptions, ChunksAreAligned) {
   AttentionModel model = unordered();
   model.add("\"attention_chunk_size\": 6");
   model.truth.chunk = 6;
+  expect_right(model);
+}
+
+TEST(RunOptions, LookbackShowsEarlierChunks) {
+  AttentionModel model = unordered();
+  model.add("\"attention_chunk_size\": 3, \"chunk_lookback\": 2");
+  model.truth.chunk = 3;
+  model.truth.chunk_lookback = 2;
   expect_right(model);
 }
 
@@ -57,6 +88,83 @@ TEST(RunOptions, BidirectionalDecodersSeeEveryKey) {
   AttentionModel model = mixed();
   model.add("\"causal\": false");
   model.truth.causal = false;
+  expect_right(model);
+}
+
+/// The first and the last key that each row of the only request sees, {-1, -1}: none.
+using Rows = std::vector<std::pair<std::int32_t, std::int32_t>>;
+
+/// Compares with a truth that is told which keys each row sees, and by the program's own.
+void expect_rows(AttentionModel model, const Rows& rows) {
+  oracle::AttentionCase plain = model.truth;
+  plain.causal = false;
+  plain.looks.clear();
+  plain.spans.clear();
+  plain.first_keys.clear();
+  plain.window_left = plain.window_right = -1;
+  plain.custom_mask_stride = model.max_seq_len();
+  for (const auto& [first, last] : rows) {
+    for (std::int32_t key = 0; key < model.max_seq_len(); ++key)
+      plain.custom_mask.push_back(first <= key && key <= last ? 1 : 0);
+  }
+  model.truth = plain;
+  expect_truth(model, RunCase(model.image, "--verify"));
+}
+
+TEST(RunOptions, M8_ACanvasLooksBackFromItsFirstQuery) {
+  AttentionModel model = AttentionModel::paged({{4, 12}});
+  model.add("\"window_left\": 3");
+  model.set_directions({oracle::Looks::kCanvas});
+  expect_rows(model, {{5, 11}, {5, 11}, {5, 11}, {5, 11}});
+}
+
+TEST(RunOptions, M14_TheWholeSpanUnderAWindow) {
+  AttentionModel model = AttentionModel::paged({{8, 8}});
+  model.add("\"sliding_window\": 2");
+  model.set_spans({{0, 2, 6}});
+  const Rows rows = {{0, 0}, {0, 1}, {1, 5}, {2, 5}, {2, 5}, {2, 5}, {5, 6}, {6, 7}};
+  expect_rows(model, rows);
+  AttentionModel own_keys = AttentionModel::encoder("encoder_only", {{8, 8}});
+  own_keys.add("\"sliding_window\": 2");
+  own_keys.set_spans({{0, 2, 6}});
+  own_keys.set_directions({oracle::Looks::kBack});
+  expect_rows(own_keys, rows);
+}
+
+TEST(RunOptions, M16_ASpanThatIsCutOnBothSides) {
+  AttentionModel model = AttentionModel::paged({{8, 8}});
+  model.add("\"sliding_window\": 2, \"span_rule\": \"clip_both\"");
+  model.set_spans({{0, 2, 6}});
+  expect_rows(model, {{0, 0}, {0, 1}, {1, 3}, {2, 4}, {3, 5}, {4, 5}, {5, 6}, {6, 7}});
+}
+
+TEST(RunOptions, M25_SpansThatTheLayerDoesNotLookAt) {
+  AttentionModel model = AttentionModel::paged({{5, 9}});
+  model.set_spans({{0, 2, 9}});
+  model.add("\"use_spans\": false");
+  expect_rows(model, {{0, 4}, {0, 5}, {0, 6}, {0, 7}, {0, 8}});
+}
+
+TEST(RunOptions, M37_KeysBeforeTheFirstAreNone) {
+  AttentionModel model = AttentionModel::paged({{2, 10}});
+  model.set_first_keys({3});
+  model.poison_keys(0, 0, 3);
+  expect_rows(model, {{3, 8}, {3, 9}});
+  model.set_first_keys({10});
+  model.poison_keys(0, 0, 10);
+  expect_rows(model, {{-1, -1}, {-1, -1}});
+}
+
+TEST(RunOptions, ListsAreThoseOfTheirRequests) {
+  AttentionModel model = unordered();
+  model.add("\"window_left\": 3, \"window_right\": 1, \"span_rule\": \"clip_left\"");
+  model.truth.window_left = 3;
+  model.truth.window_right = 1;
+  model.truth.span_cut = oracle::SpanCut::kLeft;
+  model.set_directions({oracle::Looks::kBothWays, oracle::Looks::kBack, oracle::Looks::kCanvas,
+                        oracle::Looks::kBothWays});
+  model.set_spans({{0, 4, 7}, {0, 7, 20}, {1, 0, 21}, {2, 0, 2}});
+  model.set_first_keys({2, 19, 1, 6});
   expect_right(model);
 }
 
@@ -107,6 +215,8 @@ TEST(RunOptions, ReshapeAndCacheDividesByTheScales) {
   const std::size_t end = model.image.json.find("\"op\"");
   model.image.json =
       "{" + model.image.json.substr(begin, end - begin) + "\"op\": \"reshape_and_cache\"}";
+  for (const char* other : {"query", "seq_lens", "query_start_loc", "block_table"})
+    model.image.files.erase(std::string(other) + ".npy");
   const RunCase run(model.image);
   EXPECT_EQ(npy_data(run.bytes("key_cache_out.npy")), model.expected_key_cache);
   EXPECT_EQ(npy_data(run.bytes("value_cache_out.npy")), model.expected_value_cache);
@@ -243,13 +353,6 @@ TEST(RunOptions, PackedCachesHoldTheSame) {
   expect_truth(bytes, run);
   EXPECT_EQ(npy_data(run.bytes("key_cache_out.npy")), bytes.expected_key_cache);
   EXPECT_EQ(npy_data(run.bytes("value_cache_out.npy")), bytes.expected_value_cache);
-}
-
-/// Keys by dim are for the kernels of CPUs: a case from there runs elsewhere in another order.
-TEST(RunOptions, LayoutsOfOtherKernelsAreConverted) {
-  AttentionModel model = mixed();
-  model.add(R"("layout": "HDN", "kernel_family": "gpu")");
-  EXPECT_NE(info_of_right(model).find("\"layout\":\"HND\""), std::string::npos);
 }
 
 }  // namespace

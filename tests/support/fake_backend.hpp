@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <clattn/attention.hpp>
+#include <clattn/attention_backend.hpp>
+#include <clattn/device.hpp>
 #include <memory>
 #include <span>
 #include <string>

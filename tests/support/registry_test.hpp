@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <clattn/attention.hpp>
+#include <clattn/registry.hpp>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,7 @@ using Names = std::vector<std::string>;
 /// The registered backends, by priority.
 inline Names names() {
   Names found;
-  for (const auto* backend : clattn::list_attn_backends()) found.emplace_back(backend->name());
+  for (const auto& backend : clattn::list_attn_backends()) found.emplace_back(backend->name());
   return found;
 }
 

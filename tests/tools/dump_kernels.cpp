@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "kernels/choose/variants.hpp"
-#include "opencl/device_info.hpp"
-#include "opencl/matrix_units.hpp"
-#include "opencl/source.hpp"
+#include "opencl/device/device_info.hpp"
+#include "opencl/device/matrix_units.hpp"
+#include "opencl/program/source.hpp"
 
 namespace {
 
@@ -41,6 +41,15 @@ struct ShapeRow {
 };
 constexpr KernelOptions kAllOptions{
     .window = true, .soft_cap = true, .alibi = true, .sink = true, .mask = true, .out_fp8 = true};
+/// With rows that the batch lists, too.
+constexpr KernelOptions kListOptions{.window = true,
+                                     .listed_rows = true,
+                                     .tree = true,
+                                     .soft_cap = true,
+                                     .alibi = true,
+                                     .sink = true,
+                                     .mask = true,
+                                     .out_fp8 = true};
 // Every element type on both sides, head sizes that fill lanes and ones that do not, and odd pages.
 constexpr std::array kShapes = {
     ShapeRow{128, 16, DType::kF16, DType::kF16},    ShapeRow{128, 16, DType::kBF16, DType::kBF16},
@@ -51,7 +60,7 @@ constexpr std::array kShapes = {
 // Attention alone: every option, with pages and without.
 constexpr std::array kOptionShapes = {
     ShapeRow{128, 16, DType::kF16, DType::kFp8E4M3, kAllOptions},
-    ShapeRow{72, 0, DType::kBF16, DType::kBF16, kAllOptions},
+    ShapeRow{72, 0, DType::kBF16, DType::kBF16, kListOptions},
 };
 // Latent rows.
 constexpr std::array kLatentShapes = {
@@ -95,7 +104,7 @@ constexpr std::array kStagedShapes = {ShapeRow{256, 16, DType::kBF16, DType::kBF
 /// Heads for which warps on DPAS and WMMA share keys and dims.
 constexpr std::array kSharedShapes = {
     ShapeRow{256, 16, DType::kF16, DType::kF16},
-    ShapeRow{256, 16, DType::kBF16, DType::kFp8E4M3, kAllOptions},
+    ShapeRow{256, 16, DType::kBF16, DType::kFp8E4M3, kListOptions},
     ShapeRow{192, 5, DType::kBF16, DType::kInt8},
 };
 
@@ -110,7 +119,7 @@ constexpr std::array kPairShapes = {
     ShapeRow{64, 5, DType::kBF16, DType::kFp8E4M3, kAllOptions},
     ShapeRow{256, 16, DType::kBF16, DType::kInt8},
     ShapeRow{128, 1, DType::kBF16, DType::kFp8E5M2},
-    ShapeRow{96, 0, DType::kBF16, DType::kBF16, kAllOptions},
+    ShapeRow{96, 0, DType::kBF16, DType::kBF16, kListOptions},
 };
 
 std::vector<ShapeRow> rows_for(const Variant& variant) {
@@ -242,6 +251,9 @@ constexpr std::array kExtras = {
     Extra{"ceilings_wgmma__wg256", "tile/ceiling_sm90.cl",
           "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_PTX=1", "gpu"},
     // The cache operations: one code in groups of 1 and of 128; types and units at both ends.
+    Extra{"move_tokens__vec", "cache/move_tokens.cl", "-DCLA_WG_SIZE=1 -DCLA_COPY_BYTES=16", "cpu"},
+    Extra{"move_tokens__wg128", "cache/move_tokens.cl", "-DCLA_WG_SIZE=128 -DCLA_COPY_BYTES=16",
+          "gpu"},
     Extra{"copy_blocks__vec", "cache/copy_blocks.cl", "-DCLA_WG_SIZE=1 -DCLA_COPY_BYTES=16", "cpu"},
     Extra{"copy_blocks__wg128", "cache/copy_blocks.cl", "-DCLA_WG_SIZE=128 -DCLA_COPY_BYTES=16",
           "gpu"},
@@ -271,6 +283,8 @@ constexpr std::array kExtras = {
     Extra{"cut_tiles__wg128", "attention/cut_tiles.cl", "-DCLA_WG_SIZE=128", "gpu"},
     Extra{"kv_scales__vec", "cache/kv_scales.cl", "-DCLA_WG_SIZE=1 -DCLA_Q_DTYPE=0", "cpu"},
     Extra{"kv_scales__wg256", "cache/kv_scales.cl", "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=2", "gpu"},
+    Extra{"call_forms__vec", "attention/call_forms.cl", "-DCLA_WG_SIZE=1", "cpu"},
+    Extra{"call_forms__wg256", "attention/call_forms.cl", "-DCLA_WG_SIZE=256", "gpu"},
     Extra{"zero_rows__wg256", "attention/zero_rows.cl", "-DCLA_WG_SIZE=256 -DCLA_ELEMENT_BYTES=2",
           "gpu"},
     Extra{"zero_rows__e1_wg256", "attention/zero_rows.cl",

@@ -64,7 +64,7 @@ for arch in ${NVIDIA_ARCHS:-sm_75 sm_80 sm_90 sm_120}; do
   # arrays are shortened for it, which changes no instruction.
   sed -i -E '/^[.\t ]*\.shared/s/\[[0-9]{5,}\]/[9999]/' "$work/k.ptx"
   limit="-arch=$arch -maxrregcount=$registers"
-  if [ -n "$marked" ]; then  # as src/opencl/ptx.cpp does
+  if [ -n "$marked" ]; then  # as src/opencl/program/ptx.cpp does
     sed -i -e 's/^\.target sm_90/&a/' -e 's|//@sm_90a ||' \
       -e "/\.entry/,/^)/s/^)/)\n.reqntid $group, 1, 1\n.maxnreg $registers/" "$work/k.ptx"
     limit=-arch=${arch}a

@@ -16,7 +16,7 @@ import sys
 GPU, PROGRAM_BINARY_SIZES, PROGRAM_BINARIES, BUILD_LOG = 4, 0x1165, 0x1166, 0x1183
 REGISTERS, WARPS, LOCAL_BYTES, MOST_GROUPS = 65536, 64, 228 * 1024, 32  # of a multiprocessor
 GROUP_BYTES = 1024  # that the driver keeps of each group's local memory
-MARK = b"//@sm_90a "  # src/opencl/program.hpp
+MARK = b"//@sm_90a "  # src/opencl/program/program.hpp
 
 
 class Driver:
@@ -78,7 +78,7 @@ class Driver:
 
 
 def enable_marked(ptx):
-    """As src/opencl/ptx.cpp does."""
+    """As src/opencl/program/ptx.cpp does."""
     limited = b"setmaxnreg" in ptx
     lines = []
     for line in ptx.replace(MARK, b"").split(b"\n"):

@@ -11,7 +11,7 @@
 namespace CLATTN_API clattn {
 
 /// One side of a step's batch, its decodes or its prefills: parts of the whole batch's arrays,
-/// nothing copied. Empty when the side has no request.
+/// nothing copied. Empty when the side has no query token.
 struct BatchView {
   std::int32_t num_reqs = 0;       ///< requests
   std::int32_t num_tokens = 0;     ///< query tokens
@@ -31,9 +31,13 @@ class BatchMetadata : public AttentionMetadata {
 
  protected:
   /// Throws kUnsupported if decodes and prefills are interleaved.
-  BatchView decodes() const { return view(decodes_at_, split_.num_decodes); }
+  BatchView decodes() const {
+    return view(decodes_at_, split_.num_decode_tokens, split_.num_decodes);
+  }
   /// Throws as decodes().
-  BatchView prefills() const { return view(prefills_at_, split_.num_prefills); }
+  BatchView prefills() const {
+    return view(prefills_at_, split_.num_prefill_tokens, split_.num_prefills);
+  }
   /// Rows [first, first + count) of an array with `width` elements a request.
   template <typename T>
   static std::span<T> rows(std::span<T> array, std::int32_t first, std::int32_t count,
@@ -43,7 +47,7 @@ class BatchMetadata : public AttentionMetadata {
   }
 
  private:
-  BatchView view(std::int32_t first, std::int32_t count) const;
+  BatchView view(std::int32_t first, std::int32_t tokens, std::int32_t count) const;
 };
 
 }  // namespace clattn

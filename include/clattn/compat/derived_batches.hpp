@@ -16,8 +16,8 @@ namespace CLATTN_API clattn {
 /// What layers that share another layer's KV cache need to compute: the tokens whose logits are
 /// wanted.
 struct FastPrefillBatch {
-  std::vector<std::int32_t> query_start_loc;  ///< [num_reqs + 1]
-  CommonAttentionMetadata original;           ///< the batch that it was made from
+  std::vector<std::int32_t> query_start_loc = {};  ///< [num_reqs + 1]
+  CommonAttentionMetadata original = {};           ///< the batch that it was made from
   /// The original's requests with those tokens alone, over this object's array: valid while it and
   /// the original's arrays live unchanged. No slots: such layers do not write.
   CommonAttentionMetadata metadata() const;
@@ -31,9 +31,9 @@ FastPrefillBatch make_kv_sharing_fast_prefill_common_attn_metadata(
 
 /// The step after a step: one new token for each request that had any.
 struct AdvancedBatch {
-  std::vector<std::int32_t> query_start_loc;  ///< [num_reqs + 1]
-  std::vector<std::int32_t> seq_lens;         ///< [num_reqs]
-  CommonAttentionMetadata original;           ///< a step later than this one
+  std::vector<std::int32_t> query_start_loc = {};  ///< [num_reqs + 1]
+  std::vector<std::int32_t> seq_lens = {};         ///< [num_reqs]
+  CommonAttentionMetadata original = {};           ///< a step later than this one
   /// The original's requests over this object's arrays: valid while it and the original's block
   /// table live unchanged. The table must have room for the new tokens; slots follow from it.
   CommonAttentionMetadata metadata() const;
@@ -54,10 +54,10 @@ struct TokenRange {
 };
 
 /// A part of a batch that is run as a batch of its own. Its first and its last request may be cut:
-/// the other tokens of those are in the parts before and behind it.
+/// the other tokens of those are in the parts before and after it.
 struct UBatchSlice {
-  RequestRange request_slice;  ///< requests that own one of the tokens
-  TokenRange token_slice;      ///< tokens of the slice
+  RequestRange request_slice = {};  ///< requests that own one of the tokens
+  TokenRange token_slice = {};      ///< tokens of the slice
   bool operator==(const UBatchSlice&) const = default;
 };
 
@@ -76,10 +76,10 @@ std::vector<std::int32_t> slice_query_start_locs(std::span<const std::int32_t> q
 /// A slice as a batch. Its tokens are rows token_slice of the whole batch's query, key, value and
 /// output tensors.
 struct SlicedBatch {
-  std::vector<std::int32_t> query_start_loc;  ///< [num_reqs + 1]
-  std::vector<std::int32_t> seq_lens;  ///< [num_reqs], up to the last token that the slice has
-  UBatchSlice slice;                   ///< which requests and tokens these are
-  CommonAttentionMetadata original;    ///< the batch that it was cut from
+  std::vector<std::int32_t> query_start_loc = {};  ///< [num_reqs + 1]
+  std::vector<std::int32_t> seq_lens = {};  ///< [num_reqs], up to the last token that the slice has
+  UBatchSlice slice = {};                   ///< which requests and tokens these are
+  CommonAttentionMetadata original = {};    ///< the batch that it was cut from
   /// The slice's requests over this object's arrays and its rows of the original's block table and
   /// slots; valid while both live unchanged.
   CommonAttentionMetadata metadata() const;

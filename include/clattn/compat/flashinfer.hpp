@@ -26,11 +26,12 @@ class FlashInferMetadata : public BatchMetadata {
     std::span<const std::int32_t> paged_kv_last_page_len = {};  ///< [num_reqs]
   };
 
-  std::span<const std::int64_t> seq_start_loc;     ///< [num_reqs + 1], prefix sums of seq_lens
-  std::span<const std::int32_t> paged_kv_indptr;   ///< [num_reqs + 1]
+  std::span<const std::int64_t> seq_start_loc;  ///< [num_reqs + 1], prefix sums of seq_lens
+  /// [num_reqs + 1]; of a recorded step [batch size + 1]: the requests that fill it have no pages.
+  std::span<const std::int32_t> paged_kv_indptr;
   std::span<const std::int32_t> paged_kv_indices;  ///< [paged_kv_indptr.back()]
-  std::span<const std::int32_t>
-      paged_kv_last_page_len;         ///< [num_reqs], 1 … page_size; 0 when empty
+  /// [num_reqs], of a recorded step [batch size]: 1 … page_size; 0 when empty.
+  std::span<const std::int32_t> paged_kv_last_page_len;
   std::int32_t num_qo_heads = 0;      ///< query heads
   std::int32_t num_kv_heads = 0;      ///< key/value heads
   std::int32_t head_dim = 0;          ///< elements

@@ -16,7 +16,7 @@ namespace CLATTN_API clattn {
 
 /// What a plan of the kernels depends on, layer by layer.
 struct PerLayerParameters {
-  std::int32_t window_left = -1;  ///< keys seen before the own one; -1 = all
+  std::int32_t window_left = -1;  ///< keys before its own that a query sees; -1 = all
   std::optional<float> logits_soft_cap =
       std::nullopt;    ///< nullopt and 0 both mean none, and compare equal
   float sm_scale = 1;  ///< factor of the logits
@@ -29,8 +29,8 @@ struct PerLayerParameters {
 
 /// A layer of a model by its name.
 struct NamedAttentionConfig {
-  std::string name;        ///< unique in the model
-  AttentionConfig config;  ///< of the layer
+  std::string name = {};        ///< unique in the model
+  AttentionConfig config = {};  ///< of the layer
 };
 /// Layers by name, in the order of the model.
 using LayerParameters = std::vector<std::pair<std::string, PerLayerParameters>>;

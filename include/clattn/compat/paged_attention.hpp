@@ -4,8 +4,8 @@
 // them; new engines use AttentionImpl, which takes more options and is faster.
 
 #include <clattn/attention.hpp>
+#include <clattn/compat/packed_cache.hpp>
 #include <clattn/context.hpp>
-#include <clattn/kv_cache.hpp>
 #include <clattn/types.hpp>
 #include <cstdint>
 #include <memory>
@@ -39,7 +39,8 @@ class PagedAttention {
   /// What it was made from.
   virtual const AttentionConfig& config() const noexcept = 0;
   /// output[r, h, :] = attention of request r's one query token over all seq_lens[r] keys of its
-  /// pages; query and output [num_reqs, num_heads, head_size]. A request without keys gets 0 and
+  /// pages; query and output [num_reqs, num_heads, head_size]; no key or value, which
+  /// reshape_and_cache() stores. A request without keys gets 0 and
   /// lse -inf; nothing is added to the denominator. V beyond a sequence's end is never used. `lse`,
   /// if given, receives f32 [num_reqs, num_heads]: the natural log of the softmax denominator.
   /// `launches`, if given, is cleared and gets one record per kernel. Asynchronous, allocates

@@ -2,7 +2,6 @@
 
 // For code that describes batches by xFormers' paged biases instead of start locations and lengths.
 
-#include <clattn/custom_mask.hpp>
 #include <clattn/metadata.hpp>
 #include <clattn/types.hpp>
 #include <cstdint>
@@ -17,20 +16,21 @@ namespace CLATTN_API clattn {
 /// and positions count from the first page kept. What depends on differences of positions (windows,
 /// ALiBi) is not affected; chunks of attention_chunk_size shift.
 struct PagedBias {
-  std::vector<std::int32_t> query_start_loc;  ///< [num_reqs + 1]
-  std::vector<std::int32_t> seq_lens;         ///< [num_reqs], keys and what is hidden before them
-  std::vector<std::int32_t> first_keys;  ///< [num_reqs], 0 … page_size - 1 hidden before the first
-  std::vector<std::int32_t> block_table;  ///< [num_reqs, block_table_stride], 0 past the last page
-  std::int64_t block_table_stride = 0;    ///< columns of a row
-  bool causal = false;                    ///< as CommonAttentionMetadata::causal
+  std::vector<std::int32_t> query_start_loc = {};  ///< [num_reqs + 1]
+  std::vector<std::int32_t> seq_lens = {};  ///< [num_reqs], keys and what is hidden before them
+  std::vector<std::int32_t> first_keys =
+      {};  ///< [num_reqs], 0 … page_size - 1 hidden before the first
+  std::vector<std::int32_t> block_table =
+      {};                               ///< [num_reqs, block_table_stride], 0 past the last page
+  std::int64_t block_table_stride = 0;  ///< columns of a row
+  bool causal = false;                  ///< as CommonAttentionMetadata::causal
 
   /// A batch over these arrays, valid while they live unchanged. Without slots the queries' tokens
   /// are the last of the keys, as causal biases have it anyway.
   CommonAttentionMetadata metadata(std::span<const std::int64_t> slot_mapping = {}) const;
-  /// Whether some request's first key is not the first of its page: then layers need custom_mask.
-  bool needs_custom_mask() const;
-  /// Rows that hide what stands before the first keys; causality is not in them.
-  CustomMask custom_mask() const;
+  /// Whether some request's first key is not the first of its page: then metadata() has first_keys,
+  /// which layers with use_first_keys take.
+  bool needs_first_keys() const;
 };
 
 /// What from_seqlens() and make_paged() of the types below do. `block_tables` is [num_reqs, pages].
@@ -81,9 +81,9 @@ using PagedBlockDiagonalCausalWithOffsetGappyKeysMask = PagedGappyKeysMask<true>
 /// kv_seqlen[r] - 1 of it.
 template <bool kCausal>
 struct GappyKeysMask {
-  std::vector<std::int32_t> q_seqlen;      ///< [num_reqs]
-  std::vector<std::int32_t> kv_seqstarts;  ///< [num_reqs + 1], the last: the tensor's keys
-  std::vector<std::int32_t> kv_seqlen;     ///< [num_reqs]
+  std::vector<std::int32_t> q_seqlen = {};      ///< [num_reqs]
+  std::vector<std::int32_t> kv_seqstarts = {};  ///< [num_reqs + 1], the last: the tensor's keys
+  std::vector<std::int32_t> kv_seqlen = {};     ///< [num_reqs]
 
   /// The same where the tensor was cut into runs of `notional_padding` keys, one a request, and
   /// each run into pages.

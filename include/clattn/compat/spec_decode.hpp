@@ -12,7 +12,7 @@ namespace CLATTN_API clattn {
 /// Rows [batch_size, query_len, heads, head_size] of speculating requests: the same memory as
 /// [batch_size * query_len, heads, head_size].
 struct SpecDecodeTensor {
-  TensorRef tensor;             ///< token t of request r is its token r * query_len + t
+  TensorRef tensor = {};        ///< token t of request r is its token r * query_len + t
   std::int64_t batch_size = 0;  ///< requests
   std::int64_t query_len = 0;   ///< tokens of each request
   /// Of all requests.

@@ -21,10 +21,10 @@ bool is_v0_block_tables_empty(
 /// What a request's step computes: its prompt, or one token.
 enum class V0Phase : std::uint8_t { kPrompt, kDecode };
 
-/// The first token whose key is worth storing: of a prompt behind a sliding window (0 = none) the
-/// tokens before the last `sliding_window` are not. vLLM: compute_slot_mapping_start_idx.
+/// The first token whose key is worth storing: of a prompt with a sliding window (0 = none) the
+/// tokens before the last `window` are not. vLLM: compute_slot_mapping_start_idx.
 std::int32_t compute_v0_slot_mapping_start_idx(V0Phase phase, std::int32_t query_len,
-                                               std::int32_t sliding_window);
+                                               std::int32_t window);
 
 /// One request of a step.
 struct V0SlotMappingRequest {
@@ -33,7 +33,7 @@ struct V0SlotMappingRequest {
   std::int32_t start_idx = 0;    ///< tokens before it are not stored
   std::int32_t block_size = 16;  ///< tokens per block
   bool is_profile_run = false;   ///< store nothing; needs no block table
-  /// Physical block ids; a block may stand there several times, as when a window reuses blocks.
+  /// Physical block ids; a block may be there several times, as when a window reuses blocks.
   std::span<const std::int32_t> block_table = {};
 };
 

@@ -14,14 +14,14 @@ namespace CLATTN_API clattn {
 /// Chunked-local attention as plain causal attention over more requests: each chunk of a request
 /// that new tokens touch is a virtual request of its own, with that chunk's keys.
 struct LocalAttentionVirtualBatches {
-  std::vector<std::int32_t> query_start_loc;           ///< [num_virtual + 1]
-  std::vector<std::int32_t> seq_lens;                  ///< [num_virtual], keys within the chunk
-  std::vector<std::int32_t> virtual_batch_to_request;  ///< [num_virtual]
-  std::vector<std::int32_t> first_block;  ///< [num_virtual], the request's column of the chunk
-  std::vector<std::int32_t> block_table;  ///< [num_virtual, blocks_per_chunk]
-  std::int32_t blocks_per_chunk = 0;      ///< columns of block_table
-  std::int32_t block_table_columns = 0;   ///< of the table that was given
-  bool causal = true;                     ///< of the real batch
+  std::vector<std::int32_t> query_start_loc = {};  ///< [num_virtual + 1]
+  std::vector<std::int32_t> seq_lens = {};         ///< [num_virtual], keys within the chunk
+  std::vector<std::int32_t> virtual_batch_to_request = {};  ///< [num_virtual]
+  std::vector<std::int32_t> first_block = {};  ///< [num_virtual], the request's column of the chunk
+  std::vector<std::int32_t> block_table = {};  ///< [num_virtual, blocks_per_chunk]
+  std::int32_t blocks_per_chunk = 0;           ///< columns of block_table
+  std::int32_t block_table_columns = 0;        ///< of the table that was given
+  bool causal = true;                          ///< of the real batch
 
   /// Virtual requests.
   std::int32_t num_virtual() const { return static_cast<std::int32_t>(seq_lens.size()); }

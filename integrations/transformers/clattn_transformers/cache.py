@@ -69,7 +69,7 @@ def layer_options(module, dtype: torch.dtype) -> clattn.AttentionOptions:
         head_size=module.head_dim,
         dtype=dtype,
         scale=arguments["scaling"],
-        per_layer_sliding_window=arguments["sliding_window"] or 0,
+        sliding_window=arguments["sliding_window"] or 0,
         logits_soft_cap=arguments["softcap"] or 0.0,
         sinks=[] if sinks is None else sinks.detach().float().tolist(),
     )

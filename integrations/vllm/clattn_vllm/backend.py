@@ -39,6 +39,7 @@ class CLAttnMetadata:
     """A step: CLAttn's metadata by sliding window, and vLLM's for the layers that it runs."""
 
     num_actual_tokens: int
+    directed: bool = False  #: whether causality differs from request to request
     by_window: dict[int, clattn.AttentionMetadata] = field(default_factory=dict)
     vllm: CPUAttentionMetadata | None = None
 
@@ -49,7 +50,8 @@ class CLAttnMetadataBuilder(CPUAttentionMetadataBuilder):
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
-        self.builders: dict[int, clattn.AttentionMetadataBuilder] = {}
+        self.served: dict[int, Layer] = {}  # the first layer of each window
+        self.builders: dict[tuple[int, bool], clattn.AttentionMetadataBuilder] = {}
         self.left_to_vllm = False
         for layer in layers.values():
             self._take(layer)
@@ -62,28 +64,36 @@ class CLAttnMetadataBuilder(CPUAttentionMetadataBuilder):
             return
         served = layer.impl.served = Layer(layer, self.dtype, self.block_size)
         window = served.config.sliding_window
-        if window not in self.builders:
-            self.builders[window] = make_builder(served.config, self.vllm_config)
+        if window not in self.served:
+            self.served[window] = served
+            self._builder(window, False)
+
+    def _builder(self, window: int, directed: bool) -> clattn.AttentionMetadataBuilder:
+        if (window, directed) not in self.builders:
+            config = self.served[window].kernels(directed).config
+            self.builders[window, directed] = make_builder(config, self.vllm_config)
+        return self.builders[window, directed]
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False) -> CLAttnMetadata:
         common = common_attn_metadata
-        metadata = CLAttnMetadata(common.num_actual_tokens)
+        directed = isinstance(common.causal, torch.Tensor)
+        metadata = CLAttnMetadata(common.num_actual_tokens, directed)
         if self.left_to_vllm:
             metadata.vllm = super().build(common_prefix_len, common, fast_build)
-        if not self.builders:
+        if not self.served:
             return metadata
-        if isinstance(common.causal, torch.Tensor):
-            raise NotImplementedError("CLAttn: causality that differs from request to request")
         paged = not self.is_encoder_only_attention
         batch = clattn.CommonAttentionMetadata(
             common.query_start_loc[: common.num_reqs + 1],
             common.seq_lens[: common.num_reqs],
             common.block_table_tensor[: common.num_reqs] if paged else None,
             slot_mapping=common.slot_mapping if paged else None,
-            causal=common.causal,
+            causal=None if directed else common.causal,
+            # False and True are the directions 0, both ways, and 1, causal.
+            direction=common.causal[: common.num_reqs].to(torch.uint8) if directed else None,
         )
-        for window, builder in self.builders.items():
-            metadata.by_window[window] = builder.build(
+        for window in self.served:
+            metadata.by_window[window] = self._builder(window, directed).build(
                 device().queue, batch, fast_build=fast_build
             )
         return metadata
@@ -119,5 +129,6 @@ class CLAttnImpl(CPUAttentionBackendImpl):
             [layer._k_scale_float, layer._v_scale_float],
             attn_metadata.by_window[self.served.config.sliding_window],
             output[:tokens],
+            attn_metadata.directed,
         )
         return output

@@ -99,18 +99,22 @@ class Layer:
     """The kernels of a layer, and its cache in vLLM's memory."""
 
     def __init__(self, layer, dtype: torch.dtype, block_size: int) -> None:
-        self.impl = compiled(_fields(layer.impl, dtype, block_size), layer.layer_name)
+        self._fields, self._name = _fields(layer.impl, dtype, block_size), layer.layer_name
+        self.impl = compiled(self._fields, self._name)
         self.config = self.impl.config
-        backend = _backend(self.config)
-        # CPU kernels prefer the tokens of a page side by side; the memory is the same.
-        self.keys_by_dim = (
-            backend.preferred_layout(device().context) == "HDN"
-            and not backend.validate_layout("HDN", self.config, device().context)
-        )
         self.writes = layer.kv_sharing_target_layer_name is None
         self.has_cache = layer.attn_type == AttentionType.DECODER
         self._cache: clattn.KVCache | None = None
         self._cache_of: tuple | None = None
+
+    def kernels(self, directed: bool) -> clattn.AttentionImpl:
+        """directed: for batches in which causality differs from request to request.
+
+        Only some models bring such batches, so the first one compiles them.
+        """
+        if not directed:
+            return self.impl
+        return compiled((*self._fields, ("use_directions", True)), self._name)
 
     def _shared_cache(self, kv_cache: torch.Tensor, scales: list[float]) -> clattn.KVCache:
         """vLLM's [num_blocks, num_kv_heads, block_size, 2 * head_size], keys in front of values."""
@@ -122,8 +126,6 @@ class Layer:
             kv_cache = kv_cache.view(torch.uint8)
         halves = kv_cache.view(blocks, heads, 2 * size, -1).chunk(2, dim=2)
         key, value = (half.transpose(1, 2) for half in halves)
-        if self.keys_by_dim:
-            key = halves[0].view(blocks, heads, self.config.head_size, size).permute(0, 3, 1, 2)
         dtype = self.config.kv_cache_dtype
         cache = clattn.KVCache.share(
             device().context, key, value, self.config.dtype if dtype == "auto" else dtype
@@ -133,12 +135,15 @@ class Layer:
         self._cache, self._cache_of = cache, identity
         return cache
 
-    def forward(self, query, key, value, kv_cache, scales, metadata, output) -> None:
+    def forward(
+        self, query, key, value, kv_cache, scales, metadata, output, directed: bool = False
+    ) -> None:
         """Stores the step's keys and values, attends, and returns when that is done."""
         queue = device().queue
+        impl = self.kernels(directed)
         if not self.has_cache:
             with clattn.openmp_asleep():
-                self.impl.forward_encoder(queue, query, key, value, output, metadata)
+                impl.forward_encoder(queue, query, key, value, output, metadata)
             return
         cache = self._shared_cache(kv_cache, scales)
         if not self.writes:
@@ -146,4 +151,4 @@ class Layer:
         elif key is not None and key.stride(0) != value.stride(0):  # slices of a projection's rows
             key, value = key.contiguous(), value.contiguous()
         with clattn.openmp_asleep():
-            self.impl.forward(queue, query, output, cache, metadata, key=key, value=value)
+            impl.forward(queue, query, output, cache, metadata, key=key, value=value)

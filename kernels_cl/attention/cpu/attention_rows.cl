@@ -55,18 +55,6 @@ CLA_INLINE void cla_pack_rows(__global const CLA_KV_T* cache, const long* offset
       cla_put_columns(a, kv, d, k_t);
     }
 }
-
-// The same of keys that lie by dim: as columns already. offsets[TILE_VECS].
-CLA_INLINE void cla_pack_columns(__global const CLA_KV_T* cache, const long* offsets,
-                                 long key_dim_stride, cla_vf* k_t) {
-#pragma unroll 1
-  for (int kv = 0; kv < CLA_TILE_VECS; ++kv) {
-    __global const CLA_KV_T* from = cache + offsets[kv];
-    cla_vf* to = k_t + kv / 2 * CLA_HEAD_DIM * 2 + kv % 2;
-#pragma unroll 4
-    for (int d = 0; d < CLA_HEAD_DIM; ++d) to[d * 2] = cla_load_kv(from + d * key_dim_stride);
-  }
-}
 #endif
 
 // The tile at position `at`: keys as columns, values as rows.
@@ -78,13 +66,7 @@ CLA_INLINE void cla_load_kv_tile(const ClaRows* rows, int at, int end, __global 
   cla_load_rows(k, offsets, CLA_KEY_VECS, values);
   cla_turn_rows(values, k_t);
 #else
-  if (cla_by_dim(rows->call)) {
-    long vectors[CLA_TILE_VECS];
-    cla_key_vectors(rows, at, end, vectors);
-    cla_pack_columns(k, vectors, rows->call->key_dim_stride, k_t);
-  } else {
-    cla_pack_rows(k, offsets, k_t);
-  }
+  cla_pack_rows(k, offsets, k_t);
 #if CLA_VALUES_APART
   cla_value_rows(rows, at, end, offsets);
 #endif
@@ -110,7 +92,7 @@ CLA_KERNEL clattn_attention_rows(CLA_PARAMS) {
 
     cla_vf k_t[CLA_BLOCK_KV * CLA_KEY_VECS], v[CLA_BLOCK_KV * CLA_KEY_VECS];
     int first = 0;  // rows before it see no key from the tile on
-    for (int at = cla_tiles_begin(&rows); at < end; at += CLA_BLOCK_KV) {
+    for (int at = cla_row_begin(&rows, 0); at < end; at += CLA_BLOCK_KV) {
       cla_load_kv_tile(&rows, at, end, k_cache + call.k_offset, CLA_VALUES, k_t, v);
       first = cla_meet_tile(&rows, first, padded_rows, at, query, k_t, v, &state, o);
     }

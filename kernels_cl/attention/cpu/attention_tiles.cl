@@ -109,13 +109,12 @@ CLA_INLINE void cla_finish_rows(const ClaRows* rows, const ClaState* state, int 
   }
 }
 
-// Where the keys of a tile lie, in elements; those by dim as vectors.
+// Where the keys of a tile lie, in elements.
 typedef struct ClaPlaces {
   long rows[CLA_BLOCK_KV];
 #if CLA_VALUES_APART
   long values[CLA_BLOCK_KV];
 #endif
-  long vectors[CLA_BLOCK_KV / CLA_VEC];
 } ClaPlaces;
 
 #if CLA_VALUES_APART
@@ -129,21 +128,16 @@ CLA_INLINE void cla_find_keys(const ClaRows* rows, int at, int end, ClaPlaces* p
 #if CLA_VALUES_APART
   cla_value_rows(rows, at, end, places->values);
 #endif
-  if (cla_by_dim(rows->call)) cla_key_vectors(rows, at, end, places->vectors);
 }
 
 // Loads a tile and prefetches the next one.
 CLA_INLINE void cla_load_kv_tile(__global const CLA_KV_T* k, __global const CLA_KV_T* v,
-                                 const ClaCall* call, const ClaPlaces* now, const ClaPlaces* next,
-                                 ClaTile* tile) {
+                                 const ClaPlaces* now, const ClaPlaces* next, ClaTile* tile) {
 #if defined(CLA_ROPE_DIM)
   cla_load_tile_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
   tile->overflows = cla_transpose_values(tile->keys, CLA_KEY_VECS, tile->values);
 #else
-  if (cla_by_dim(call))
-    cla_load_tile_columns(k, now->vectors, call->key_dim_stride, tile->keys);
-  else
-    cla_load_tile_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
+  cla_load_tile_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
   cla_vu values[CLA_BLOCK_KV * CLA_VALUE_DIM / CLA_TILE_DEPTH];
   cla_load_tile_rows(v, now->CLA_VALUE_ROWS, next->CLA_VALUE_ROWS, CLA_VALUE_DIM, values);
   tile->overflows = cla_transpose_values(values, CLA_VALUE_DIM / CLA_TILE_DEPTH, tile->values);
@@ -158,7 +152,7 @@ CLA_KERNEL clattn_attention_tiles(CLA_PARAMS) {
 
   ClaRows rows;
   while (cla_take_rows(&call, meta, counters, &opt, &rows)) {
-    const int begin = cla_tiles_begin(&rows);                   // no row sees a key before it,
+    const int begin = cla_row_begin(&rows, 0);                  // no row sees a key before it,
     const int end = cla_row_end(&rows, rows.rows - 1);          // none one from here on
     const float unit = call.scale_log2e * cla_key_unit(&rows);  // queries stay as they are
 
@@ -176,8 +170,8 @@ CLA_KERNEL clattn_attention_tiles(CLA_PARAMS) {
     int first = 0, turn = 0;  // rows before `first` see no key from here on
     for (int at = begin; at < end; at += CLA_BLOCK_KV, turn ^= 1) {
       cla_find_keys(&rows, at + CLA_BLOCK_KV, end, places + (turn ^ 1));
-      cla_load_kv_tile(k_cache + call.k_offset, CLA_VALUES, &call, places + turn,
-                       places + (turn ^ 1), &tile);
+      cla_load_kv_tile(k_cache + call.k_offset, CLA_VALUES, places + turn, places + (turn ^ 1),
+                       &tile);
       tile.at = at;
       while (((const int*)state.end)[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;
       for (int r = first; r < padded_rows; r += CLA_ROW_BLOCK) {

@@ -4,9 +4,8 @@
 //
 // Loop order: tile of BLOCK_KV keys > KV head > bundle > chunk of 4 rows > scores, softmax, values.
 // All rows of a KV head share one pass over K and V. Scores come as vectors whose lane 4 k + r is
-// key k against row r: a chunk's softmax state is one vector. Keys that lie by dim (layout HDN)
-// give them without a sum across lanes. A bundle is the chunks that are multiplied together, at
-// most BUNDLE: one, except with x86's tiles.
+// key k against row r: a chunk's softmax state is one vector. A bundle is the chunks that are
+// multiplied together, at most BUNDLE: one, except with x86's tiles.
 //
 // A task takes KV_HEADS heads of a tile one after the other, because memory is read faster in
 // longer runs than one head's part of a page: the heads of a page are neighbours in either layout.
@@ -67,6 +66,9 @@ typedef struct ClaState {
 #if CLA_MASK
   __global const uchar* mask[CLA_CHUNK];  // of each row
 #endif
+#if CLA_TREE
+  __global const ClaTreeRow* tree_row[CLA_CHUNK];  // of each row
+#endif
 } ClaState;
 
 CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, ClaState* state) {
@@ -81,6 +83,9 @@ CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, ClaState* sta
 #if CLA_MASK
     state->mask[r] = cla_row_mask(rows, first_row + r);
 #endif
+#if CLA_TREE
+    state->tree_row[r] = cla_row_tree(rows, first_row + r);
+#endif
   }
   state->base = (cla_vf)(CLA_NEG_BIG);
   state->sum = (cla_vf)(0.0f);
@@ -89,6 +94,10 @@ CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, ClaState* sta
 #if CLA_WINDOW
   state->begin = CLA_REPEAT_ROWS(vload4(0, begin));
   state->full_begin = begin[CLA_CHUNK - 1];
+#endif
+#if CLA_TREE
+  state->full_begin = rows->common_begin;
+  state->full_end = rows->common_end;
 #endif
 #if CLA_ALIBI
   state->position = CLA_REPEAT_ROWS(vload4(0, position));
@@ -107,15 +116,24 @@ CLA_INLINE int cla_masked(const ClaState* state, int tile_at) {
 #endif
 }
 
-// allowed[4 key + r]: what row r's mask says of a key of the tile. `end`: no mask is read from that
-// position on.
+// allowed[4 key + r]: what row r's mask and tree say of a key of the tile. `end`: nothing is read
+// from that position on.
 CLA_INLINE void cla_read_masks(const ClaState* state, int tile_at, int end, uchar* allowed) {
-#if CLA_MASK
+#if CLA_MASK || CLA_TREE
 #pragma unroll 1
   for (int key = 0; key < CLA_BLOCK_KV; ++key)
 #pragma unroll
-    for (int r = 0; r < CLA_CHUNK; ++r)
-      allowed[key * CLA_CHUNK + r] = state->mask[r][min(tile_at + key, end - 1)];
+    for (int r = 0; r < CLA_CHUNK; ++r) {
+      const int position = min(tile_at + key, end - 1);
+      uchar allows = 1;
+#if CLA_TREE
+      allows = (uchar)cla_tree_allows(state->tree_row[r], position);
+#endif
+#if CLA_MASK
+      allows = allows != 0 ? state->mask[r][position] : (uchar)0;
+#endif
+      allowed[key * CLA_CHUNK + r] = allows;
+    }
 #endif
 }
 
@@ -125,7 +143,7 @@ CLA_INLINE cla_vi cla_seen(const ClaState* state, int at, const uchar* allowed) 
 #if CLA_WINDOW
   seen &= state->begin - at <= CLA_LANE_KEYS;
 #endif
-#if CLA_MASK
+#if CLA_MASK || CLA_TREE
   seen &= CLA_CAT(convert_int, CLA_VEC)(CLA_CAT(vload, CLA_VEC)(0, allowed)) != 0;
 #endif
   return seen;
@@ -147,7 +165,7 @@ CLA_INLINE cla_vf cla_logits(const ClaState* state, const ClaTile* tile, int at,
 CLA_INLINE void cla_softmax(ClaState* state, __global const CLA_KV_T* k, __global const CLA_KV_T* v,
                             const ClaTile* tile, int masked, cla_vf* s, cla_vf* o) {
   uchar allowed[CLA_BLOCK_KV * CLA_CHUNK];
-  cla_read_masks(state, tile->at, tile->end, allowed);
+  if (masked) cla_read_masks(state, tile->at, tile->end, allowed);
   cla_vf largest = state->base;
 #pragma unroll
   for (int step = 0; step < CLA_STEPS; ++step) {
@@ -206,7 +224,7 @@ CLA_INLINE void cla_add_tile(ClaBundle* own, __global const CLA_KV_T* k, __globa
 
 CLA_INLINE void cla_begin_bundle(const ClaRows* rows, int first_row, int chunks,
                                  __global const CLA_Q_T* q, long q_token_stride, float scale,
-                                 int by_dim, ClaBundle* bundle) {
+                                 ClaBundle* bundle) {
   for (int c = 0; c < chunks; ++c)
     cla_init_state(rows, first_row + c * CLA_CHUNK, &bundle->state[c]);
   bundle->score_unit = CLA_DOT ? scale : 1.0f;  // bf16 queries keep their bits, scores are scaled
@@ -214,7 +232,7 @@ CLA_INLINE void cla_begin_bundle(const ClaRows* rows, int first_row, int chunks,
     cla_vf* query = bundle->query + r * CLA_NUM_VECS;
     cla_read_query(rows, first_row + r, q, q_token_stride, CLA_DOT ? 1.0f : scale, query);
   }
-  cla_order_queries(bundle->query, (uint)(chunks * CLA_CHUNK), by_dim);
+  cla_order_queries(bundle->query, (uint)(chunks * CLA_CHUNK));
 #pragma unroll 1
   for (int d = 0; d < chunks * CLA_CHUNK * CLA_NUM_VECS; ++d) bundle->o[d] = (cla_vf)(0.0f);
 }
@@ -245,7 +263,7 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
     const int bundles = (rows.rows + CLA_BUNDLE_ROWS - 1) / CLA_BUNDLE_ROWS;
     const int bundle_rows = CLA_ROUND_UP((rows.rows + bundles - 1) / bundles, CLA_CHUNK);
     const int chunks = CLA_BUNDLE == 1 ? 1 : bundle_rows / CLA_CHUNK;
-    const int begin = cla_tiles_begin(&rows);           // no row sees a key before it,
+    const int begin = cla_row_begin(&rows, 0);          // no row sees a key before it,
     const int end = cla_row_end(&rows, rows.rows - 1);  // none one from here on
 
     cla_begin_products(chunks * CLA_CHUNK);
@@ -255,7 +273,7 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
       const float scale = call.scale_log2e * cla_key_unit(&of_head);
       for (int b = 0; b < bundles; ++b)
         cla_begin_bundle(&of_head, b * chunks * CLA_CHUNK, chunks, q + call.q_offset,
-                         call.q_token_stride, scale, cla_by_dim(&call), &all[h * bundles + b]);
+                         call.q_token_stride, scale, &all[h * bundles + b]);
     }
 
     ClaRing ring;
@@ -275,9 +293,7 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
                         at,
                         end,
                         h * call.head_stride,
-                        call.key_dim_stride,
                         ring.first[place],
-                        ring.keys[place],
                         cla_fetched(&rows, &ring, at, h),
                         0,
                         0,

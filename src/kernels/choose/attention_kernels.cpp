@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <iterator>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "kernels/choose/candidates.hpp"
@@ -28,35 +31,36 @@ bool lacks_resources(const Error& error) {
          std::ranges::find(kStatuses, error.cl_code()) != kStatuses.end();
 }
 
-/// The device that kernels are for. Without a runtime nothing is built, and every variant that the
-/// capabilities allow is assumed to fit.
-struct Target {
-  TunedDevice device;
-  Runtime* runtime;
-  std::string bundle = {};  ///< result of Runtime::expect()
-};
+/// Whether a built variant can run on the device: its local memory and its work-group size fit.
+bool fits_after_build(const Variant& variant, const KernelPool& pool,
+                      const DeviceCapabilities& capabilities) {
+  // CPU drivers report fixed numbers for these (PoCL: 4096 work-items, 1024 private bytes).
+  if (capabilities.kind == DeviceKind::kCpu) return true;
+  // What the self-test saw work counts more than what the driver says.
+  const std::uint64_t local_limit = capabilities.static_local_mem_bytes != 0
+                                        ? capabilities.static_local_mem_bytes
+                                        : capabilities.local_mem_bytes;
+  // NVIDIA's driver answers a power of two; its assembler has seen that the group fits.
+  const bool size_fits = variant.kernel().misjudged_size ||
+                         pool.work_group_size() >= std::bit_floor(to_size(variant.work_group_size));
+  return pool.local_mem_bytes() <= local_limit && size_fits;
+}
 
 /// The variants of a role that are built, tried one after the other.
 class RoleKernels {
  public:
-  RoleKernels(const Target& target, const KernelShape& shape, std::size_t most,
-              Considered* considered)
-      : target_(target), shape_(shape), most_(most), considered_(considered) {}
+  RoleKernels(KernelChoice& choice, std::size_t most) : choice_(choice), most_(most) {}
 
   /// Builds a variant if the device can run it and no earlier one does its work.
   void add(const Variant& variant) {
-    if (std::string why = why_not_shape(variant, shape_); !why.empty())
-      return considered_->pass(variant, std::move(why));
+    if (std::string why = why_not_shape(variant, choice_.shape); !why.empty())
+      return choice_.pass(variant, std::move(why));
     keep_cheap_spill(variant.family());
     if (std::string why = why_unwanted(variant); !why.empty())
-      return considered_->pass(variant, std::move(why));
-    const DeviceCapabilities& capabilities = target_.device.capabilities;
-    const auto reasons = why_not(variant, capabilities);
-    if (!reasons.empty())
-      return considered_->reject(variant, fmt::format("{}", fmt::join(reasons, ", ")));
-    if (target_.runtime == nullptr) {
-      return built.push_back({variant, nullptr, head_tiling(variant, shape_, capabilities)});
-    }
+      return choice_.pass(variant, std::move(why));
+    if (const auto reasons = why_not(variant, capabilities_); !reasons.empty())
+      return choice_.reject(variant, fmt::format("{}", fmt::join(reasons, ", ")));
+    if (choice_.runtime == nullptr) return built.push_back({variant, nullptr, tiling_of(variant)});
     std::shared_ptr<KernelPool> pool = build(variant);
     if (pool == nullptr) return;
     // This one built, so earlier ones may have failed only because the driver was short of
@@ -67,7 +71,7 @@ class RoleKernels {
     }
     doubtful_.clear();
     if (std::string why = why_unwanted(variant); !why.empty())
-      return considered_->pass(variant, std::move(why));
+      return choice_.pass(variant, std::move(why));
     take_in(variant, std::move(pool));
   }
 
@@ -80,33 +84,36 @@ class RoleKernels {
   std::vector<BuiltKernel> built;
 
  private:
+  HeadTiling tiling_of(const Variant& variant) const {
+    return head_tiling(variant, choice_.shape, capabilities_);
+  }
+
   /// Null if the driver cannot build this tile or lacks the resources: a later one may work.
   std::shared_ptr<KernelPool> build(const Variant& variant) {
     try {
-      return target_.runtime->kernel(kernel_source(variant, shape_, target_.device.capabilities),
-                                     target_.bundle);
+      return choice_.runtime->kernel(kernel_source(variant, choice_.shape, capabilities_),
+                                     choice_.bundle);
     } catch (const Error& error) {
       const bool refused = is_build_refusal(error);
       if (!refused && !lacks_resources(error)) throw;
-      if (refused) target_.runtime->note_build_failure(variant.name, error.what());
+      if (refused) choice_.runtime->note_build_failure(variant.name, error.what());
       if (!refused) doubtful_.push_back(variant);
-      considered_->reject(variant, error.what());
+      choice_.reject(variant, error.what());
       return nullptr;
     }
   }
 
   void take_in(const Variant& variant, std::shared_ptr<KernelPool> pool) {
-    const DeviceCapabilities& capabilities = target_.device.capabilities;
-    if (!fits_after_build(variant, *pool, capabilities)) {
-      return considered_->reject(
+    const std::uint64_t private_bytes = pool->private_mem_bytes();
+    if (!fits_after_build(variant, *pool, capabilities_)) {
+      return choice_.reject(
           variant, fmt::format("built, but it needs {} B of local and {} B of private memory",
-                               pool->local_mem_bytes(), pool->private_mem_bytes()));
+                               pool->local_mem_bytes(), private_bytes));
     }
-    BuiltKernel kernel{variant, std::move(pool), head_tiling(variant, shape_, capabilities)};
-    if (!spills(variant, kernel.pool->private_mem_bytes(), capabilities))
-      return built.push_back(std::move(kernel));
-    considered_->pass(variant, fmt::format("spills {} B", kernel.pool->private_mem_bytes()));
-    if (!spilling_ || kernel.pool->private_mem_bytes() < spilling_->pool->private_mem_bytes())
+    BuiltKernel kernel{variant, std::move(pool), tiling_of(variant)};
+    if (!spills(variant, private_bytes, capabilities_)) return built.push_back(std::move(kernel));
+    choice_.pass(variant, fmt::format("spills {} B", private_bytes));
+    if (!spilling_ || private_bytes < spilling_->pool->private_mem_bytes())
       spilling_ = std::move(kernel);
   }
 
@@ -124,8 +131,7 @@ class RoleKernels {
     if (first.family() != variant.family())
       return fmt::format("{} of another family serves the shape", first.name);
     if (built.size() >= most_) return fmt::format("{} is preferred", first.name);
-    const DeviceCapabilities& capabilities = target_.device.capabilities;
-    if (head_tiling(variant, shape_, capabilities).head_chunks > built.front().tiling.head_chunks)
+    if (tiling_of(variant).head_chunks > built.front().tiling.head_chunks)
       return fmt::format("would read keys more often than {}", first.name);
     // A tile no smaller than the first is what takes over where the first does not fit.
     if (variant.block_rows >= first.block_rows)
@@ -133,89 +139,40 @@ class RoleKernels {
     return {};
   }
 
-  const Target& target_;
-  const KernelShape& shape_;
+  KernelChoice& choice_;
+  const DeviceCapabilities& capabilities_ = choice_.device.capabilities;
   std::size_t most_;
-  Considered* considered_;
   std::optional<BuiltKernel> spilling_;  // the one that spills least
   std::vector<Variant> doubtful_;        // the driver lacked resources when they were built
 };
 
-std::vector<BuiltKernel> build_fitting(const Target& target, const KernelShape& shape,
-                                       KernelFamily family, Role role, std::size_t most,
-                                       Considered* considered) {
-  RoleKernels kernels(target, shape, most, considered);
-  const std::optional<Variant> tuned = tuned_variant(target.device, shape, family, role);
+std::vector<BuiltKernel> build_fitting(KernelChoice& choice, Role role, std::size_t most) {
+  RoleKernels kernels(choice, most);
+  const std::optional<Variant> tuned = choice.tuned(role);
   if (tuned) kernels.add(*tuned);
-  const bool is_tuned = !kernels.built.empty();
-  use_best_family(role, is_tuned ? tuned->family() : family, target.device.capabilities,
-                  [&](const Variant& variant) {
-                    if (variant.kernel().wide) {
-                      std::string why = why_not_shape(variant, shape);
-                      if (why.empty()) why = "built beside the first tile, where none is tuned";
-                      considered->pass(variant, std::move(why));
-                    } else if (variant.unit().asked_only) {
-                      considered->pass(variant, "taken only where a tuning row names it");
-                    } else {
-                      kernels.add(variant);
-                    }
-                    return !kernels.built.empty();
-                  });
+  const KernelFamily family = kernels.built.empty() ? choice.family : tuned->family();
+  use_best_family(role, family, choice.device.capabilities, [&](const Variant& variant) {
+    if (variant.kernel().wide) {
+      std::string why = why_not_shape(variant, choice.shape);
+      if (why.empty()) why = "built beside the first tile, where none is tuned";
+      choice.pass(variant, std::move(why));
+    } else if (variant.unit().asked_only) {
+      choice.pass(variant, "taken only where a tuning row names it");
+    } else {
+      kernels.add(variant);
+    }
+    return !kernels.built.empty();
+  });
   return std::move(kernels).take();
 }
 
-/// The wide tile beside the first one of a role; nothing where a tuning row has chosen.
-std::optional<Variant> wide_choice(const TunedDevice& device, const KernelShape& shape,
-                                   KernelFamily family, Role role) {
-  if (tuned_variant(device, shape, family, role)) return std::nullopt;
-  std::optional<Variant> wide;
-  use_best_family(role, family, device.capabilities, [&](const Variant& variant) {
-    const bool fits = takes_shape(variant, shape) && why_not(variant, device.capabilities).empty();
-    if (fits && variant.kernel().wide) wide = variant;
-    return fits;
-  });
-  return wide;
-}
-
-/// What events between two queues are taken to cost; chosen, not measured.
-constexpr double kBesideNs = 8e3;
-
-PlannerConfig planner_config(const AttentionKernels& kernels, const TunedDevice& device) {
-  PlannerConfig config;
-  for (const BuiltKernel& stage : kernels.stages) {
-    const std::int32_t tokens = stage.tiling.item_tokens;
-    const KernelCosts costs = kernel_costs(device, kernels.shape, *stage.variant);
-    config.tiles.at(static_cast<std::size_t>(config.num_tiles++)) = {
-        .max_query_len = tokens,
-        .max_item_tokens = tokens,
-        .groups_per_item = stage.tiling.groups_per_item,
-        .merges_splits = merges_splits(*stage.variant),
-        .ends_at_padding = stage.variant->kernel().ends_at_padding,
-        .step_keys = step_keys(*stage.variant, kernels.shape.head_size),
-        .workers =
-            concurrent_groups(*stage.variant, kernels.shape.cache_dtype, device.capabilities),
-        .dealing =
-            stage.variant->kernel().tasks == Tasks::kDealt ? Dealing::kDealt : Dealing::kTaken,
-        .launch_ns = costs.launch_us * kNsPerUs,
-        .costs = task_costs(costs, kernels.shape, stage.tiling)};
-    const auto few = few_rows_costs(device, kernels.shape, *stage.variant);
-    if (!few) continue;
-    TileClass& tile = config.tiles.at(static_cast<std::size_t>(config.num_tiles - 1));
-    tile.few_tokens = stage.variant->kernel().few_rows / stage.tiling.heads_per_item;
-    tile.few = task_costs(*few, kernels.shape, stage.tiling);
-  }
-  config.beside_ns = kBesideNs;
-  config.merge = merge_costs(
-      kernel_costs(device, kernels.shape, *kernels.merge.variant), kernels.shape,
-      concurrent_groups(*kernels.merge.variant, kernels.shape.cache_dtype, device.capabilities));
-  // Without pages any cut will do; this one keeps items apart by whole cache lines.
-  config.block_size = kernels.shape.block_size > 0 ? kernels.shape.block_size : 16;
-  // Without a queue, CPUs are handed the front of the list.
-  const Variant& longest = *kernels.stages.back().variant;
-  const bool queue = longest.kernel().tasks == Tasks::kQueue;
-  config.item_order = longest.family() == KernelFamily::kCpu && !queue ? ItemOrder::kLightFirst
-                                                                       : ItemOrder::kHeavyFirst;
-  return config;
+BuiltKernel first_fitting(KernelChoice& choice, Role role) {
+  const std::size_t before = choice.rejected.size();
+  auto built = build_fitting(choice, role, 1);
+  throw_unsupported_if(built.empty(), "no {} kernel fits this device: {}", to_string(role),
+                       fmt::join(std::span(choice.rejected).subspan(before), "; "));
+  choice.finish_role(role, built);
+  return std::move(built.front());
 }
 
 /// Which roles serve a form of cache: `shorter`, if any, takes queries before `longer` does.
@@ -233,74 +190,45 @@ FormRoles roles_of(CacheForm form) {
   return kRoles.at(static_cast<std::size_t>(form));
 }
 
-/// The variant that is tried first for a role; nothing where none runs.
-std::optional<Variant> first_choice(const TunedDevice& device, const KernelShape& shape,
-                                    KernelFamily family, Role role) {
-  if (const auto tuned = tuned_variant(device, shape, family, role)) return tuned;
+enum class Width : std::uint8_t { kUsual, kWide };
+
+/// The first variant of a role that should work here, of the family that serves it: a tuned one, or
+/// one whose tile has that width. Where a tuning row has chosen, there is no wide one.
+std::optional<Variant> first_choice(const KernelChoice& choice, Role role, Width width) {
+  if (auto tuned = choice.tuned(role)) return width == Width::kWide ? std::nullopt : tuned;
+  const DeviceCapabilities& capabilities = choice.device.capabilities;
   std::optional<Variant> first;
-  use_best_family(role, family, device.capabilities, [&](const Variant& variant) {
-    if (!first && takes_shape(variant, shape) && why_not(variant, device.capabilities).empty())
-      first = variant;
-    return first.has_value();
+  use_best_family(role, choice.family, capabilities, [&](const Variant& variant) {
+    const bool fits = takes_shape(variant, choice.shape) && why_not(variant, capabilities).empty();
+    if (fits && !first && variant.kernel().wide == (width == Width::kWide)) first = variant;
+    return fits;
   });
   return first;
 }
 
 /// Builds, as one program, the kernels that compile() will probably choose; returns its name.
-std::string expect_first_choices(const Target& target, const KernelShape& shape,
-                                 KernelFamily family) {
-  const FormRoles roles = roles_of(shape.form);
+std::string expect_first_choices(const KernelChoice& choice, const FormRoles& roles) {
   std::vector<KernelSource> sources;
-  for (const std::optional<Role>& role :
-       {roles.shorter, std::optional(roles.longer), std::optional(Role::kMerge),
-        shape.block_size > 0 ? roles.cache_write : std::nullopt}) {
-    const auto variant = role ? first_choice(target.device, shape, family, *role) : std::nullopt;
-    if (variant) sources.push_back(kernel_source(*variant, shape, target.device.capabilities));
-  }
-  if (const auto wide = wide_choice(target.device, shape, family, roles.longer))
-    sources.push_back(kernel_source(*wide, shape, target.device.capabilities));
-  return target.runtime->expect(sources);
+  const auto expect = [&](std::optional<Role> role, Width width) {
+    const auto variant = role ? first_choice(choice, *role, width) : std::nullopt;
+    if (!variant) return;
+    sources.push_back(kernel_source(*variant, choice.shape, choice.device.capabilities));
+  };
+  expect(roles.shorter, Width::kUsual);
+  expect(roles.longer, Width::kUsual);
+  expect(Role::kMerge, Width::kUsual);
+  if (choice.shape.block_size > 0) expect(roles.cache_write, Width::kUsual);
+  expect(roles.longer, Width::kWide);
+  return choice.runtime->expect(sources);
 }
 
-BuiltKernel first_fitting(const Target& target, const KernelShape& shape, KernelFamily family,
-                          Role role, Considered& considered) {
-  const std::size_t before = considered.rejected.size();
-  auto built = build_fitting(target, shape, family, role, 1, &considered);
-  throw_unsupported_if(built.empty(), "no {} kernel fits this device: {}", to_string(role),
-                       fmt::join(std::span(considered.rejected).subspan(before), "; "));
-  finish_role(role, std::array{*built.front().variant}, target.device, shape, family, considered);
-  return std::move(built.front());
-}
-
-struct Stages {
-  std::vector<BuiltKernel> kernels;
-  std::int32_t num_planned = 0;  ///< the first ones, which this layer's own plans use
-  bool last_is_wide = false;     ///< the last of these
-};
-
-/// Adds the wide tile. This layer's own plans do not use one that spills, but it must run plans of
-/// layers whose options leave more registers.
-void add_wide_tile(const Target& target, const KernelShape& shape, const Variant& wide,
-                   Stages& stages, Considered& considered) {
-  const HeadTiling& longest = stages.kernels.back().tiling;
-  const HeadTiling tiling = head_tiling(wide, shape, target.device.capabilities);
-  if (tiling.item_tokens <= longest.item_tokens || tiling.head_chunks > longest.head_chunks) return;
-  RoleKernels kernels(target, shape, 1, &considered);
-  kernels.add(wide);
-  stages.last_is_wide = !kernels.built.empty();
-  if (stages.last_is_wide) ++stages.num_planned;
-  for (BuiltKernel& built : std::move(kernels).take()) stages.kernels.push_back(std::move(built));
-}
-
-/// The stages of a shape, short queries first.
-Stages build_stages(const Target& target, const KernelShape& shape, KernelFamily family,
-                    const FormRoles& roles, Considered& considered) {
-  Stages result;
-  std::vector<BuiltKernel>& stages = result.kernels;
-  if (roles.shorter) stages = build_fitting(target, shape, family, *roles.shorter, 1, &considered);
-  auto longer = build_fitting(target, shape, family, roles.longer, 2, &considered);
+/// The stages of a shape except for the wide one, short queries first.
+std::vector<BuiltKernel> build_stages(KernelChoice& choice, const FormRoles& roles) {
+  std::vector<BuiltKernel> stages;
+  if (roles.shorter) stages = build_fitting(choice, *roles.shorter, 1);
+  auto longer = build_fitting(choice, roles.longer, 2);
   throw_unsupported_if(longer.empty(), "no {} kernel fits this device: {}", to_string(roles.longer),
-                       fmt::join(considered.rejected, "; "));
+                       fmt::join(choice.rejected, "; "));
   // The rows stand largest tile first; classes go from short queries to long ones. A smaller tile
   // is kept only where it takes queries that the decode kernel does not, and leaves the longer
   // ones.
@@ -312,15 +240,23 @@ Stages build_stages(const Target& target, const KernelShape& shape, KernelFamily
     const bool fewer = tokens < longer.back().tiling.item_tokens;
     if (last || (more && fewer)) stages.push_back(std::move(tile));
   }
-  result.num_planned = static_cast<std::int32_t>(stages.size());
-  if (const auto wide = wide_choice(target.device, shape, family, roles.longer))
-    add_wide_tile(target, shape, *wide, result, considered);
-  std::vector<Variant> chosen;
-  chosen.reserve(stages.size());
-  for (const BuiltKernel& stage : stages) chosen.push_back(*stage.variant);
-  if (roles.shorter) finish_role(*roles.shorter, chosen, target.device, shape, family, considered);
-  finish_role(roles.longer, chosen, target.device, shape, family, considered);
-  return result;
+  return stages;
+}
+
+/// Adds the wide tile, if there is one. Returns whether this layer's own plans use it: not if it
+/// spills, but the layer must run plans of layers whose options leave more registers.
+bool add_wide_tile(KernelChoice& choice, Role role, std::vector<BuiltKernel>& stages) {
+  const auto wide = first_choice(choice, role, Width::kWide);
+  if (!wide) return false;
+  const HeadTiling& longest = stages.back().tiling;
+  const HeadTiling tiling = head_tiling(*wide, choice.shape, choice.device.capabilities);
+  if (tiling.item_tokens <= longest.item_tokens || tiling.head_chunks > longest.head_chunks)
+    return false;
+  RoleKernels kernels(choice, 1);
+  kernels.add(*wide);
+  const bool planned = !kernels.built.empty();
+  std::ranges::move(std::move(kernels).take(), std::back_inserter(stages));
+  return planned;
 }
 
 void log_choice(const AttentionKernels& kernels, const TunedDevice& device) {
@@ -337,25 +273,25 @@ void log_choice(const AttentionKernels& kernels, const TunedDevice& device) {
   log(LogLevel::kDebug, "considered:\n{}", to_string(kernels.candidates));
 }
 
-std::shared_ptr<AttentionKernels> compile(Target target, const KernelShape& shape,
-                                          KernelFamily family) {
-  if (target.runtime != nullptr) target.bundle = expect_first_choices(target, shape, family);
+std::shared_ptr<AttentionKernels> compile(KernelChoice choice) {
+  const FormRoles roles = roles_of(choice.shape.form);
+  if (choice.runtime != nullptr) choice.bundle = expect_first_choices(choice, roles);
   auto kernels = std::make_shared<AttentionKernels>();
-  kernels->runtime = target.runtime;
-  kernels->shape = shape;
-  Considered considered;
-  const FormRoles roles = roles_of(shape.form);
-  Stages stages = build_stages(target, shape, family, roles, considered);
-  kernels->stages = std::move(stages.kernels);
-  kernels->merge = first_fitting(target, shape, family, Role::kMerge, considered);
-  if (shape.block_size > 0 && roles.cache_write) {
-    kernels->cache_write = first_fitting(target, shape, family, *roles.cache_write, considered);
-  }
-  kernels->planner = planner_config(*kernels, target.device);
-  kernels->planner.num_tiles = stages.num_planned;
-  kernels->planner.last_is_wide = stages.last_is_wide;
-  kernels->candidates = std::move(considered.all);
-  if (target.runtime != nullptr) log_choice(*kernels, target.device);
+  kernels->runtime = choice.runtime;
+  kernels->shape = choice.shape;
+  kernels->stages = build_stages(choice, roles);
+  const std::size_t num_usual = kernels->stages.size();
+  const bool plans_wide = add_wide_tile(choice, roles.longer, kernels->stages);
+  if (roles.shorter) choice.finish_role(*roles.shorter, kernels->stages);
+  choice.finish_role(roles.longer, kernels->stages);
+  kernels->merge = first_fitting(choice, Role::kMerge);
+  if (choice.shape.block_size > 0 && roles.cache_write)
+    kernels->cache_write = first_fitting(choice, *roles.cache_write);
+  kernels->planner = planner_config(*kernels, choice.device);
+  kernels->planner.num_tiles = static_cast<int>(num_usual) + (plans_wide ? 1 : 0);
+  kernels->planner.last_is_wide = plans_wide;
+  kernels->candidates = std::move(choice.considered);
+  if (choice.runtime != nullptr) log_choice(*kernels, choice.device);
   return kernels;
 }
 
@@ -364,9 +300,8 @@ std::shared_ptr<AttentionKernels> compile(Target target, const KernelShape& shap
 BuiltKernel build_first_fitting(Runtime& runtime, const KernelShape& shape, KernelFamily family,
                                 Role role) {
   const RuntimeTuning tuning = runtime.tuning();
-  Considered considered;
-  return first_fitting({{runtime.capabilities(), *tuning.table}, &runtime}, shape, family, role,
-                       considered);
+  KernelChoice choice{{runtime.capabilities(), *tuning.table}, shape, family, &runtime};
+  return first_fitting(choice, role);
 }
 
 std::string AttentionKernels::why_not_plan_of(const AttentionKernels& other) const {
@@ -406,14 +341,29 @@ std::size_t AttentionKernels::stage_for(const AttentionKernels& planned,
   return static_cast<std::size_t>(std::ranges::find_if(stages, holds) - stages.begin());
 }
 
+void append_window_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
+  const std::pair<const char*, std::int32_t> sides[] = {{"window_left", config.window_left},
+                                                        {"window_right", config.window_right}};
+  for (const auto& [name, keys] : sides)
+    append_if(reasons, config.sliding_window > 0 && keys >= 0,
+              "{} is {}, supported with a sliding_window, which says both sides: -1", name, keys);
+}
+
 KeyWindow window_of(const AttentionConfig& config) {
-  KeyWindow window;
+  KeyWindow window{.left = config.window_left, .right = config.window_right};
   window.chunk = config.attention_chunk_size;
-  if (config.sliding_window > 0) {
-    window.left = config.sliding_window - 1;
-    window.right = config.attn_type == AttentionType::kDecoder ? 0 : window.left;
-  }
+  if (window.chunk > 0)  // or fewer, if these hold all keys that there can be: an int of tokens
+    window.chunk_lookback = std::min(config.chunk_lookback, INT32_MAX / window.chunk);
+  if (config.sliding_window > 0) window.left = window.right = config.sliding_window - 1;
   return window;
+}
+
+ListRules lists_of(const AttentionConfig& config) {
+  return {.spans = config.use_spans,
+          .directions = config.use_directions,
+          .first_keys = config.use_first_keys,
+          .trees = config.use_trees,
+          .span_rule = config.span_rule};
 }
 
 std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
@@ -426,15 +376,15 @@ std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
       shape.value_size(), shape.rope_dim, shape.block_size, to_string(shape.dtype),
       to_string(shape.cache_dtype), shape.fp8_products ? " products" : "", to_string(family),
       option_macros(shape.options, Role::kPrefill), tuning.revision);
-  const Target target{{runtime.capabilities(), *tuning.table}, &runtime};
-  return runtime.shared_object<const AttentionKernels>(
-      key, [&] { return compile(target, shape, family); });
+  return runtime.shared_object<const AttentionKernels>(key, [&] {
+    return compile({{runtime.capabilities(), *tuning.table}, shape, family, &runtime});
+  });
 }
 
 std::shared_ptr<const AttentionKernels> imagined_kernels(const TunedDevice& device,
                                                          const KernelShape& shape,
                                                          KernelFamily family) {
-  return compile({device, nullptr}, shape, family);
+  return compile({device, shape, family, nullptr});
 }
 
 }  // namespace clattn::detail

@@ -39,9 +39,13 @@ struct AttentionKernels {
   std::size_t stage_for(const AttentionKernels& planned, std::size_t tile_class) const;
 };
 
-/// The keys around its own position that a query of a layer may see, causality aside: a decoder's
-/// window reaches back, an encoder's to both sides.
+/// The keys around its own position that a query of a layer may see, causality aside. All code
+/// that depends on a layer's window calls this, because configurations have two ways to give it.
 KeyWindow window_of(const AttentionConfig& config);
+/// What of a batch's lists a layer looks at.
+ListRules lists_of(const AttentionConfig& config);
+/// Adds why a window that is given in both ways is refused.
+void append_window_reasons(const AttentionConfig& config, std::vector<std::string>& reasons);
 
 /// Compiles (or finds) the kernels. Throws kUnsupported with reasons when a role has no variant for
 /// the device.
@@ -54,6 +58,9 @@ std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
 std::shared_ptr<const AttentionKernels> imagined_kernels(const TunedDevice& device,
                                                          const KernelShape& shape,
                                                          KernelFamily family);
+
+/// What a planner needs to know of the kernels: its tiles, their costs, the device.
+PlannerConfig planner_config(const AttentionKernels& kernels, const TunedDevice& device);
 
 /// The first variant of `role` on the ladder that fits shape and device, built. Throws
 /// kUnsupported.

@@ -32,31 +32,30 @@ std::string why_never_tried(const Variant& variant, const DeviceCapabilities& de
 
 }  // namespace
 
-void Considered::pass(const Variant& variant, std::string why) {
-  all.push_back({.role = std::string(to_string(variant.role)),
-                 .name = std::string(variant.name),
-                 .reason = std::move(why)});
+void KernelChoice::pass(const Variant& variant, std::string why) {
+  considered.push_back({.role = std::string(to_string(variant.role)),
+                        .name = std::string(variant.name),
+                        .reason = std::move(why)});
 }
 
-void Considered::reject(const Variant& variant, const std::string& why) {
+void KernelChoice::reject(const Variant& variant, const std::string& why) {
   rejected.push_back(fmt::format("{}: {}", variant.name, why));
   pass(variant, why);
 }
 
-void finish_role(Role role, std::span<const Variant> chosen, const TunedDevice& device,
-                 const KernelShape& shape, KernelFamily family, Considered& considered) {
-  const auto tuned = tuned_variant(device, shape, family, role);
+void KernelChoice::finish_role(Role role, std::span<const BuiltKernel> chosen) {
+  const auto tuned_one = tuned(role);
+  const auto name_of = [](const BuiltKernel& kernel) { return kernel.variant->name; };
   for (const Variant& variant : variants()) {
     if (variant.role != role) continue;
-    const bool is_chosen = std::ranges::find(chosen, variant.name, &Variant::name) != chosen.end();
-    auto candidate = std::ranges::find(considered.all, variant.name, &Candidate::name);
-    if (candidate == considered.all.end()) {
-      considered.pass(variant,
-                      is_chosen ? "" : why_never_tried(variant, device.capabilities, family));
-      candidate = std::prev(considered.all.end());
+    auto candidate = std::ranges::find(considered, variant.name, &Candidate::name);
+    if (candidate == considered.end()) {
+      pass(variant, why_never_tried(variant, device.capabilities, family));
+      candidate = std::prev(considered.end());
     }
-    candidate->chosen = is_chosen;
-    if (is_chosen) candidate->reason = tuned && tuned->name == variant.name ? "tuned" : "";
+    candidate->chosen = std::ranges::find(chosen, variant.name, name_of) != chosen.end();
+    if (!candidate->chosen) continue;
+    candidate->reason = tuned_one && tuned_one->name == variant.name ? "tuned" : "";
   }
 }
 

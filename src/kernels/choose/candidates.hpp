@@ -1,25 +1,32 @@
 #pragma once
 
-#include <clattn/attention.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "kernels/choose/tuned.hpp"
+#include "kernels/choose/attention_kernels.hpp"
 
 namespace clattn::detail {
 
-/// Everything that was considered for the kernels of a shape.
-struct Considered {
-  std::vector<Candidate> all;
-  std::vector<std::string> rejected;  ///< those that take the shape, but do not work here
+/// A choice of kernels under way: for whom, and everything that was considered so far.
+struct KernelChoice {
+  TunedDevice device;
+  const KernelShape& shape;
+  KernelFamily family;
+  /// Null: nothing is built, and every variant that the capabilities allow is assumed to fit.
+  Runtime* runtime;
+  std::string bundle = {};  ///< result of Runtime::expect()
+  std::vector<Candidate> considered = {};
+  std::vector<std::string> rejected = {};  ///< those that take the shape, but do not work here
 
+  std::optional<Variant> tuned(Role role) const {
+    return tuned_variant(device, shape, family, role);
+  }
   void pass(const Variant& variant, std::string why);
   void reject(const Variant& variant, const std::string& why);
+  /// Marks a role's variants that were chosen, and says why others were not looked at.
+  void finish_role(Role role, std::span<const BuiltKernel> chosen);
 };
-
-/// Marks a role's variants that were chosen, and says of those that nobody looked at why not.
-void finish_role(Role role, std::span<const Variant> chosen, const TunedDevice& device,
-                 const KernelShape& shape, KernelFamily family, Considered& considered);
 
 }  // namespace clattn::detail

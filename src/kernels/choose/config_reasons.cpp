@@ -2,72 +2,24 @@
 
 #include <fmt/ranges.h>
 
-#include <cmath>
+#include <algorithm>
+#include <clattn/config_fields.hpp>
+#include <iterator>
 #include <string_view>
-#include <utility>
 
 #include "base/error.hpp"
+#include "kernels/choose/attention_kernels.hpp"
 #include "metadata/validate.hpp"
 
 namespace clattn::detail {
 
 namespace {
 
-/// One float a query head, none of them NaN or +inf; -inf only where it means "no sink".
-void check_per_head(std::string_view name, const std::vector<float>& values, std::int32_t num_heads,
-                    bool minus_infinity, std::vector<std::string>& reasons) {
-  if (values.empty()) return;
-  append_if(reasons, std::cmp_not_equal(values.size(), num_heads),
-            "{} holds {} values, supported: num_heads ({}) or none", name, values.size(),
-            num_heads);
-  for (const float value : values) {
-    if (std::isfinite(value) || (minus_infinity && value < 0)) continue;
-    reasons.push_back(fmt::format("{} has the value {}, supported: finite numbers{}", name, value,
-                                  minus_infinity ? " and -inf" : ""));
-    return;
-  }
-}
-
-void check_logit_options(const AttentionConfig& config, std::vector<std::string>& reasons) {
-  const bool legal_cap = config.logits_soft_cap >= 0 && !std::isinf(config.logits_soft_cap);
-  append_if(reasons, !legal_cap, "logits_soft_cap is {}, supported: finite numbers >= 0 (0 = none)",
-            config.logits_soft_cap);
-  append_if(reasons, config.sliding_window < 0, "sliding_window is {}, supported: >= 0 (0 = none)",
-            config.sliding_window);
-  append_if(reasons, config.attention_chunk_size < 0,
-            "attention_chunk_size is {}, supported: >= 0 (0 = none)", config.attention_chunk_size);
-  if (config.attention_chunk_size > 0 && !may_be_causal(config.attn_type)) {
-    reasons.push_back(
-        fmt::format("attention_chunk_size with attn_type {} not supported: chunks "
-                    "are for decoders and encoder_only",
-                    to_string(config.attn_type)));
-  }
-  check_per_head("alibi_slopes", config.alibi_slopes, config.num_heads, false, reasons);
-  check_per_head("sinks", config.sinks, config.num_heads, true, reasons);
-}
-
-/// What other layers may ask for and latent attention does not compute.
-void append_option_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
-  const std::pair<bool, std::string_view> options[] = {
-      {config.attn_type != AttentionType::kDecoder, "encoders"},
-      {config.sliding_window != 0, "sliding window"},
-      {config.attention_chunk_size != 0, "chunked-local attention"},
-      {config.logits_soft_cap != 0, "logits_soft_cap"},
-      {!config.alibi_slopes.empty(), "alibi_slopes"},
-      {!config.sinks.empty(), "sinks"},
-      {config.custom_mask, "custom_mask"},
-      {config.output_fp8, "output_fp8"},
-      {config.head_size_v != 0, "head_size_v"},
-  };
-  for (const auto& [wanted, what] : options)
-    append_if(reasons, wanted, "MLA is not supported for {}", what);
-}
-
 /// Why a head_size_v other than head_size is refused: its size, or a paged cache.
 void append_value_size_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
   const std::int32_t size = config.head_size_v;
-  if (size == 0 || size == config.head_size) return;
-  append_if(reasons, size < 8 || size > config.head_size || size % 8 != 0,
+  if (size <= 0 || size == config.head_size) return;
+  append_if(reasons, size > config.head_size || size % 8 != 0,
             "head_size_v {} not supported: 8 … {} (head_size) in steps of 8 are, or 0", size,
             config.head_size);
   append_if(
@@ -77,12 +29,31 @@ void append_value_size_reasons(const AttentionConfig& config, std::vector<std::s
       size, config.head_size);
 }
 
-}  // namespace
+/// Why chunks are refused where they would have no meaning.
+void append_chunk_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
+  append_if(reasons, config.attention_chunk_size > 0 && !may_be_causal(config.attn_type),
+            "attention_chunk_size with attn_type {} not supported: chunks are for decoders and "
+            "encoder_only",
+            to_string(config.attn_type));
+  append_if(reasons, config.chunk_lookback > 0 && config.attention_chunk_size == 0,
+            "chunk_lookback is {}, supported without attention_chunk_size: 0",
+            config.chunk_lookback);
+}
 
+/// Reasons against what the engine means to do with the layer (AttentionConfig::use_…), whatever
+/// the kernels.
 void append_engine_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
-  append_if(reasons, config.use_mm_prefix && !config.custom_mask,
-            "mm_prefix without custom_mask not supported: the spans reach the kernels as a mask "
-            "(make_mm_prefix_mask)");
+  append_if(reasons, config.span_rule != SpanRule::kWhole && !config.use_spans,
+            "span_rule is {}, supported without use_spans: whole", to_string(config.span_rule));
+  const std::pair<const char*, bool> lists[] = {{"use_spans", config.use_spans},
+                                                {"use_directions", config.use_directions},
+                                                {"use_first_keys", config.use_first_keys},
+                                                {"use_trees", config.use_trees}};
+  for (const auto& [name, is_set] : lists)
+    append_if(reasons, is_set && !may_be_causal(config.attn_type),
+              "{} is true, supported with attn_type {}: false", name, to_string(config.attn_type));
+  append_if(reasons, config.use_trees && !config.alibi_slopes.empty(),
+            "use_trees is true, supported with alibi_slopes: false");
   append_if(reasons, config.use_kv_connector,
             "KV connector not supported: layers call no hooks; an engine may move blocks between "
             "steps (swap_blocks)");
@@ -91,26 +62,23 @@ void append_engine_reasons(const AttentionConfig& config, std::vector<std::strin
             "devices");
 }
 
-void append_type_reasons(DType dtype, std::optional<float> scale,
-                         std::vector<std::string>& reasons) {
+}  // namespace
+
+void append_type_reasons(DType dtype, std::vector<std::string>& reasons) {
   append_if(reasons, is_quantized(dtype), "dtype {} not supported: f32, f16 and bf16 are",
             to_string(dtype));
-  append_if(reasons, !std::isfinite(scale.value_or(0)), "scale is {}, supported: finite numbers",
-            scale.value_or(0));
 }
 
 void append_config_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
-  append_if(reasons, config.num_heads < 1 || config.num_heads > kMaxHeads,
-            "num_heads is {}, supported: 1 … {}", config.num_heads, kMaxHeads);
-  append_if(reasons, config.num_kv_heads < 1, "num_kv_heads is {}, supported: >= 1",
-            config.num_kv_heads);
+  std::ranges::move(illegal_fields(config), std::back_inserter(reasons));
   append_if(reasons, config.num_kv_heads >= 1 && config.num_heads % config.num_kv_heads != 0,
             "num_heads ({}) is not divisible by num_kv_heads ({})", config.num_heads,
             config.num_kv_heads);
-  append_if(reasons, config.block_size < 1 && !config.contiguous_kv(),
-            "block_size is {}, supported: >= 1", config.block_size);
-  append_type_reasons(config.dtype, config.scale, reasons);
-  check_logit_options(config, reasons);
+  append_if(reasons, config.block_size == 0 && !config.contiguous_kv(),
+            "block_size is 0, supported: >= 1");
+  append_type_reasons(config.dtype, reasons);
+  append_window_reasons(config, reasons);
+  append_chunk_reasons(config, reasons);
   append_engine_reasons(config, reasons);
 }
 
@@ -122,21 +90,18 @@ void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& r
 void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
                            std::vector<std::string>& reasons) {
   append_config_reasons(config, reasons);
-  if (config.contiguous_kv() && config.cache_dtype() != config.dtype) {
-    reasons.push_back(fmt::format(
-        "kv_cache_dtype {} with attn_type {} not supported: there is no "
-        "cache, keys and values have the dtype ({})",
-        to_string(config.cache_dtype()), to_string(config.attn_type), to_string(config.dtype)));
-  }
+  append_if(reasons, config.contiguous_kv() && config.cache_dtype() != config.dtype,
+            "kv_cache_dtype {} with attn_type {} not supported: there is no cache, keys and values "
+            "have the dtype ({})",
+            to_string(config.cache_dtype()), to_string(config.attn_type), to_string(config.dtype));
   append_if(reasons, config.use_mla, "MLA not supported");
   append_value_size_reasons(config, reasons);
   if (capabilities == nullptr) return;
   // Else another family would serve quietly. For that of CPUs there is none.
-  if (config.kernel_family != KernelFamily::kCpu) {
-    if (const auto need = unmet_need(config.kernel_family, *capabilities))
-      reasons.push_back(fmt::format("kernel family {} cannot run on {}: {}",
-                                    to_string(config.kernel_family), capabilities->name, *need));
-  }
+  const auto need = unmet_need(config.kernel_family, *capabilities);
+  append_if(reasons, config.kernel_family != KernelFamily::kCpu && need.has_value(),
+            "kernel family {} cannot run on {}: {}", to_string(config.kernel_family),
+            capabilities->name, need.value_or(""));
   append_missing_kernels({Role::kPrefill, Role::kMerge, Role::kCacheWrite}, config.kernel_family,
                          *capabilities, reasons);
 }
@@ -164,9 +129,9 @@ void append_latent_reasons(const AttentionConfig& config, const DeviceCapabiliti
         config.head_size, config.rope_dim, kKVLoraRankStep, kMaxKVLoraRank, kKVLoraRankStep));
     mla.kv_lora_rank = kMaxKVLoraRank;  // its reason is told
   }
-  const auto others = validate_mla_configuration(mla, capabilities);
-  reasons.insert(reasons.end(), others.begin(), others.end());
-  append_option_reasons(config, reasons);
+  std::ranges::move(validate_mla_configuration(mla, capabilities), std::back_inserter(reasons));
+  for (const std::string& option : fields_not_taken(config, field::kLatent))
+    reasons.push_back(fmt::format("MLA is not supported for {}", option));
   append_engine_reasons(config, reasons);
 }
 

@@ -13,17 +13,12 @@ namespace clattn::detail {
 
 inline constexpr std::int32_t kMaxHeads = 4096;  ///< keeps work-group counts far below 2^31
 
-/// Reasons against what the engine means to do with the layer (AttentionConfig::use_…), whatever
-/// the kernels.
-void append_engine_reasons(const AttentionConfig& config, std::vector<std::string>& reasons);
-
-/// Reasons that hold for every backend whatever its kernels: numbers without a meaning, and those
-/// of append_engine_reasons().
+/// Reasons that hold for every backend whatever its kernels: numbers without a meaning, and what
+/// the engine means to do with the layer (AttentionConfig::use_…).
 void append_config_reasons(const AttentionConfig& config, std::vector<std::string>& reasons);
 
-/// Reasons against the type of a layer's tensors and the scale of its logits, if it has its own.
-void append_type_reasons(DType dtype, std::optional<float> scale,
-                         std::vector<std::string>& reasons);
+/// Reasons against the type of a layer's tensors.
+void append_type_reasons(DType dtype, std::vector<std::string>& reasons);
 
 /// Head sizes that the library's own kernels support.
 constexpr bool takes_head_size(std::int32_t head_size) {
@@ -42,7 +37,8 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
 MLAConfig mla_config(const AttentionConfig& config);
 
 /// Reasons against a layer with use_mla: its shape, options that latent attention does not compute,
-/// those of append_engine_reasons() and, unless `capabilities` is null, a device without kernels.
+/// what the engine means to do with it and, unless `capabilities` is null, a device without
+/// kernels.
 void append_latent_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
                            std::vector<std::string>& reasons);
 

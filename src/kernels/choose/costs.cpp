@@ -1,35 +1,76 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <string_view>
 
-#include "kernels/choose/tuned.hpp"
+#include "kernels/choose/attention_kernels.hpp"
 
 namespace clattn::detail {
 
-KernelCosts kernel_costs(const TunedDevice& device, const KernelShape& shape,
-                         const Variant& variant) {
+namespace {
+
+constexpr double kNsPerUs = 1000;
+constexpr double kBesideNs = 8e3;  // what events between two queues are taken to cost
+
+/// The closest row of costs for a kernel or its tasks of few rows; null if none fits the shape.
+const CostRow* cost_row(const TunedDevice& device, const KernelShape& shape, const Variant& variant,
+                        std::string_view kernel) {
   TuningQuery query = tuning_query(device.capabilities, shape, variant.family());
-  query.kernel = variant.name;
-  const CostRow* row = device.table.find_costs(query);
-  return row == nullptr ? KernelCosts{} : row->costs;  // shipped rows leave no kernel out
+  query.kernel = kernel;
+  return device.table.find_costs(query);
 }
+
+/// The costs of a kernel's tasks of at most KernelTraits::few_rows rows, from the row whose kernel
+/// is "few:" and its name; none without such a row, or where keys are not copied by tensor maps, as
+/// they were when it was measured.
+std::optional<KernelCosts> few_rows_costs(const TunedDevice& device, const KernelShape& shape,
+                                          const Variant& variant) {
+  if (variant.kernel().few_rows == 0 || !copies_boxes(variant, shape, device.capabilities))
+    return std::nullopt;
+  const CostRow* row = cost_row(device, shape, variant, few_rows_name(variant));
+  if (row == nullptr || !row->kernel.starts_with("few:")) return std::nullopt;
+  return row->costs;
+}
+
+/// What a task of a stage costs: the bytes and products of a key, at the kernel's rates.
+TaskCosts task_costs(const KernelCosts& costs, const KernelShape& shape, const HeadTiling& tiling) {
+  const bool latent = shape.form == CacheForm::kLatent;
+  const double heads = tiling.heads_per_item * tiling.kv_heads;
+  const double width = shape.head_size + shape.value_size();
+  const double elements = latent ? shape.head_size + shape.rope_dim : width;
+  const double bytes =
+      elements * tiling.kv_heads * static_cast<double>(element_size_bytes(shape.cache_dtype));
+  const double flops =
+      heads * (latent ? 4.0 * shape.head_size + 2.0 * shape.rope_dim : 2.0 * width);
+  // Bytes and products a nanosecond are GB and GFLOP a second.
+  return {.task_ns = costs.task_us * kNsPerUs,
+          .split_ns = costs.split_us * kNsPerUs,
+          .key_ns = costs.read_gbs > 0 ? bytes / costs.read_gbs : 1e-3,
+          .token_key_ns = costs.math_gflops > 0 ? flops / costs.math_gflops : 0,
+          .parallel = costs.groups};
+}
+
+/// What merging a whole row of heads costs; `workers` groups run at once if the costs do not say.
+MergeCosts merge_costs(const KernelCosts& costs, const KernelShape& shape, std::int32_t workers) {
+  const double at_once = costs.groups > 0 ? costs.groups : workers;
+  const double bytes = 4.0 * (shape.value_size() + 1);
+  return {.launch_ns = costs.launch_us * kNsPerUs,
+          .token_ns = shape.num_heads / at_once * costs.task_us * kNsPerUs,
+          .row_ns = costs.read_gbs > 0 ? shape.num_heads / at_once * bytes / costs.read_gbs : 0};
+}
+
+}  // namespace
 
 std::string few_rows_name(const Variant& variant) {
   return fmt::format("few:{}", variant.name);
 }
 
-std::optional<KernelCosts> few_rows_costs(const TunedDevice& device, const KernelShape& shape,
-                                          const Variant& variant) {
-  // The rows were measured where tensor maps copy the keys.
-  if (variant.kernel().few_rows == 0 || !copies_boxes(variant, shape, device.capabilities))
-    return std::nullopt;
-  const std::string name = few_rows_name(variant);
-  TuningQuery query = tuning_query(device.capabilities, shape, variant.family());
-  query.kernel = name;
-  const CostRow* row = device.table.find_costs(query);
-  if (row == nullptr || !row->kernel.starts_with("few:")) return std::nullopt;
-  return row->costs;
+KernelCosts kernel_costs(const TunedDevice& device, const KernelShape& shape,
+                         const Variant& variant) {
+  const CostRow* row = cost_row(device, shape, variant, variant.name);
+  return row == nullptr ? KernelCosts{} : row->costs;  // shipped rows leave no kernel out
 }
 
 std::int32_t concurrent_groups(const Variant& variant, DType cache_dtype,
@@ -51,29 +92,44 @@ std::int32_t concurrent_groups(const Variant& variant, DType cache_dtype,
   return std::max(capabilities.compute_units, 1) * each;
 }
 
-TaskCosts task_costs(const KernelCosts& costs, const KernelShape& shape, const HeadTiling& tiling) {
-  const bool latent = shape.form == CacheForm::kLatent;
-  const double heads = tiling.heads_per_item * tiling.kv_heads;
-  const double width = shape.head_size + shape.value_size();
-  const double elements = latent ? shape.head_size + shape.rope_dim : width;
-  const double bytes =
-      elements * tiling.kv_heads * static_cast<double>(element_size_bytes(shape.cache_dtype));
-  const double flops =
-      heads * (latent ? 4.0 * shape.head_size + 2.0 * shape.rope_dim : 2.0 * width);
-  // Bytes and products a nanosecond are GB and GFLOP a second.
-  return {.task_ns = costs.task_us * kNsPerUs,
-          .split_ns = costs.split_us * kNsPerUs,
-          .key_ns = costs.read_gbs > 0 ? bytes / costs.read_gbs : 1e-3,
-          .token_key_ns = costs.math_gflops > 0 ? flops / costs.math_gflops : 0,
-          .parallel = costs.groups};
-}
-
-MergeCosts merge_costs(const KernelCosts& costs, const KernelShape& shape, std::int32_t workers) {
-  const double at_once = costs.groups > 0 ? costs.groups : workers;
-  const double bytes = 4.0 * (shape.value_size() + 1);
-  return {.launch_ns = costs.launch_us * kNsPerUs,
-          .token_ns = shape.num_heads / at_once * costs.task_us * kNsPerUs,
-          .row_ns = costs.read_gbs > 0 ? shape.num_heads / at_once * bytes / costs.read_gbs : 0};
+PlannerConfig planner_config(const AttentionKernels& kernels, const TunedDevice& device) {
+  const KernelShape& shape = kernels.shape;
+  const auto workers_of = [&](const Variant& variant) {
+    return concurrent_groups(variant, shape.cache_dtype, device.capabilities);
+  };
+  PlannerConfig config;
+  for (const BuiltKernel& stage : kernels.stages) {
+    const Variant& variant = *stage.variant;
+    const KernelTraits& kernel = variant.kernel();
+    const std::int32_t tokens = stage.tiling.item_tokens;
+    const KernelCosts costs = kernel_costs(device, shape, variant);
+    TileClass& tile = config.tiles.at(static_cast<std::size_t>(config.num_tiles++));
+    tile = {.max_query_len = tokens,
+            .max_item_tokens = tokens,
+            .groups_per_item = stage.tiling.groups_per_item,
+            .merges_splits = merges_splits(variant),
+            .ends_at_padding = kernel.ends_at_padding,
+            .step_keys = step_keys(variant, shape.head_size),
+            .workers = workers_of(variant),
+            .dealing = kernel.tasks == Tasks::kDealt ? Dealing::kDealt : Dealing::kTaken,
+            .launch_ns = costs.launch_us * kNsPerUs,
+            .costs = task_costs(costs, shape, stage.tiling)};
+    const auto few = few_rows_costs(device, shape, variant);
+    if (!few) continue;
+    tile.few_tokens = kernel.few_rows / stage.tiling.heads_per_item;
+    tile.few = task_costs(*few, shape, stage.tiling);
+  }
+  config.beside_ns = kBesideNs;
+  const Variant& merge = *kernels.merge.variant;
+  config.merge = merge_costs(kernel_costs(device, shape, merge), shape, workers_of(merge));
+  // Without pages any cut will do; this one keeps items apart by whole cache lines.
+  config.block_size = shape.block_size > 0 ? shape.block_size : 16;
+  // Without a queue, CPUs are handed the front of the list.
+  const Variant& longest = *kernels.stages.back().variant;
+  const bool queue = longest.kernel().tasks == Tasks::kQueue;
+  config.item_order = longest.family() == KernelFamily::kCpu && !queue ? ItemOrder::kLightFirst
+                                                                       : ItemOrder::kHeavyFirst;
+  return config;
 }
 
 }  // namespace clattn::detail

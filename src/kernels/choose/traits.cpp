@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "opencl/matrix_units.hpp"
+#include "opencl/device/matrix_units.hpp"
 
 namespace clattn::detail {
 
@@ -37,7 +37,7 @@ static_assert(std::ranges::all_of(kUnits,
                                     return unit.needs != Needs::kMatrixUnit ||
                                            matrix_unit_of(unit) != nullptr;
                                   }),
-              "a unit is missing in opencl/matrix_units.hpp");
+              "a unit is missing in opencl/device/matrix_units.hpp");
 
 bool contains(const std::vector<std::string>& headers, std::string_view header) {
   return std::ranges::find(headers, header) != headers.end();

@@ -77,7 +77,7 @@ struct UnitTraits {
   /// any.
   std::int32_t most_sums = 0;
   /// In kernels whose warps have keys of their own (kPerWarp), several warps share the same keys,
-  /// so that each has tile_rows rows and so many of their dims (CLA_WARP_DIMS of
+  /// so that each has tile_rows rows and this many of their dims (CLA_WARP_DIMS of
   /// kernels_cl/tile/decode_sizes.clh); 0 = each has all rows and dims.
   std::int32_t warp_dims = 0;
 };
@@ -100,7 +100,7 @@ struct KernelTraits {
   StepKeys keys = StepKeys::kTile;
   bool merges_splits = false;  ///< on units with a fence; else the merge kernel does
   /// With kDealt: a group stops at the first item without query tokens (padding), so that padding
-  /// may stand anywhere in a list.
+  /// may be anywhere in a list.
   bool ends_at_padding = false;
   std::int32_t most_kv_heads = 1;    ///< of a page, that one work-group takes; see head_tiling()
   std::int32_t most_grown_rows = 0;  ///< its tiles grow with the heads of a KV head, up to this
@@ -110,10 +110,10 @@ struct KernelTraits {
   bool values_apart = false;           ///< without pages, values of any smaller size
   std::int32_t rope_dim = 0;           ///< the only one that it takes; 0 = any
   std::int32_t row_bytes_step = 1;     ///< bytes of a head's row in the cache are a multiple of it
-  std::int32_t page_step = 0;          ///< it wants pages, of a multiple of so many tokens
+  std::int32_t page_step = 0;          ///< it wants pages, of a multiple of this many tokens
   std::int32_t most_row_elements = 0;  ///< block_rows * head_size; 0 = any
   std::int32_t most_key_elements = 0;  ///< block_kv * mean size of a key and a value; 0 = any
-  std::int32_t few_rows = 0;           ///< tasks of up to so many cost otherwise; 0 = none do
+  std::int32_t few_rows = 0;           ///< tasks of up to this many cost otherwise; 0 = none do
   bool tensor_maps = false;            ///< describes the cache to the device's copy engine
   /// NVIDIA's driver answers that its groups are too large, and they run: it divides registers by
   /// what a work-item begins with, while warps hand them to each other.

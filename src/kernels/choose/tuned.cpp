@@ -77,16 +77,16 @@ bool same_kernel(const Variant& a, const Variant& b) {
   return a.role == b.role && a.unit_id == b.unit_id && a.kernel_id == b.kernel_id;
 }
 
-bool same_tile(const Variant& a, const Variant& b) {
-  return a.block_rows == b.block_rows && a.block_kv == b.block_kv &&
+/// Whether two are built alike, names aside.
+bool same_build(const Variant& a, const Variant& b) {
+  return same_kernel(a, b) && a.block_rows == b.block_rows && a.block_kv == b.block_kv &&
          a.work_group_size == b.work_group_size;
 }
 
 std::optional<Role> parse_role(std::string_view name) {
-  for (const Variant& variant : variants()) {
-    if (to_string(variant.role) == name) return variant.role;
-  }
-  return std::nullopt;
+  const auto role_of = [](const Variant& variant) { return to_string(variant.role); };
+  const auto found = std::ranges::find(variants(), name, role_of);
+  return found == variants().end() ? std::nullopt : std::optional(found->role);
 }
 
 /// Why a row can never be followed; empty if it can.
@@ -106,9 +106,8 @@ std::string row_fault(const CostRow& row) {
     return names_kernel(row, variant.name) ||
            (variant.kernel().few_rows > 0 && names_kernel(row, few_rows_name(variant)));
   };
-  return std::ranges::any_of(variants(), named)
-             ? cost_fault(row.costs)
-             : fmt::format("there is no kernel '{}'", row.kernel);
+  if (std::ranges::any_of(variants(), named)) return cost_fault(row.costs);
+  return fmt::format("there is no kernel '{}'", row.kernel);
 }
 
 /// The kernel of `row` with every tile that its file takes, but for those of other rows' rows.
@@ -116,26 +115,21 @@ void add_tiles(const Variant& row, const KernelShape& shape, const DeviceCapabil
                std::vector<Variant>& tiles) {
   const TileRange* range = range_of(row);
   if (range == nullptr) return;
-  const auto belongs_elsewhere = [&](const Variant& tile) {
-    return tile.block_rows != row.block_rows &&
-           std::any_of(variants().begin(), variants().end(), [&](const Variant& other) {
-             return same_kernel(other, row) && other.block_rows == tile.block_rows;
-           });
+  Variant tile = row;
+  const auto is_tile = [&](const Variant& other) { return same_build(other, tile); };
+  const auto has_its_rows = [&](const Variant& other) {
+    return same_kernel(other, tile) && other.block_rows == tile.block_rows;
   };
   for (const std::int32_t rows : range->block_rows) {
+    tile.block_rows = rows;
+    if (rows != row.block_rows && std::ranges::any_of(variants(), has_its_rows)) continue;
     for (const std::int32_t keys : range->block_kv) {
+      tile.block_kv = keys;
       for (const std::int32_t wg : range->work_group_size) {
-        Variant tile = row;
-        tile.block_rows = rows;
-        tile.block_kv = keys;
         tile.work_group_size = wg;
-        const bool known = std::ranges::any_of(tiles, [&](const Variant& other) {
-          return same_kernel(other, tile) && same_tile(other, tile);
-        });
-        if (known || rows == 0 || keys == 0 || wg == 0 || belongs_elsewhere(tile)) continue;
-        if (is_legal_tile(tile) && takes_shape(tile, shape) && why_not(tile, device).empty()) {
+        if (is_legal_tile(tile) && takes_shape(tile, shape) && why_not(tile, device).empty() &&
+            std::ranges::none_of(tiles, is_tile))
           tiles.push_back(tile);
-        }
       }
     }
   }
@@ -178,9 +172,8 @@ TuningQuery tuning_query(const DeviceCapabilities& device, const KernelShape& sh
 }
 
 bool is_legal_tile(const Variant& variant) {
-  for (const Variant& row : variants()) {
-    if (same_kernel(row, variant) && same_tile(row, variant)) return true;
-  }
+  const auto has_it = [&](const Variant& row) { return same_build(row, variant); };
+  if (std::ranges::any_of(variants(), has_it)) return true;
   const TileRange* range = range_of(variant);
   return range != nullptr && contains(range->block_rows, variant.block_rows) &&
          contains(range->block_kv, variant.block_kv) &&
@@ -244,15 +237,15 @@ std::vector<std::string> tuning_problems(const Context& context) {
 std::vector<TuningRow> tuning_candidates(const Context& context, const TuningRow& key) {
   const std::optional<detail::Role> role = detail::parse_role(key.role);
   if (!role) detail::throw_invalid("role is '{}', legal: those of KernelInfo", key.role);
-  detail::KernelShape shape;
-  shape.num_heads = std::max(key.group, 1);
-  shape.num_kv_heads = 1;
-  shape.head_size = key.head_size;
-  shape.dtype = key.dtype.value_or(DType::kF16);
-  shape.cache_dtype = key.cache_dtype.value_or(shape.dtype);
-  const auto tiles = detail::tiles_for(*role, shape, context.capabilities());
+  const DType dtype = key.dtype.value_or(DType::kF16);
+  const detail::KernelShape shape{.num_heads = std::max(key.group, 1),
+                                  .num_kv_heads = 1,
+                                  .head_size = key.head_size,
+                                  .dtype = dtype,
+                                  .cache_dtype = key.cache_dtype.value_or(dtype),
+                                  .options = {}};
   std::vector<TuningRow> rows;
-  for (const detail::Variant& tile : tiles) {
+  for (const detail::Variant& tile : detail::tiles_for(*role, shape, context.capabilities())) {
     TuningRow& row = rows.emplace_back(key);
     row.variant = tile.name;
     row.block_rows = tile.block_rows;

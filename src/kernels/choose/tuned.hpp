@@ -6,7 +6,6 @@
 #include <string>
 
 #include "kernels/choose/variants.hpp"
-#include "metadata/planner.hpp"
 #include "tuning/tuning_table.hpp"
 
 namespace clattn::detail {
@@ -41,22 +40,9 @@ KernelCosts kernel_costs(const TunedDevice& device, const KernelShape& shape,
 /// What rows for costs of its tasks of few rows call a kernel.
 std::string few_rows_name(const Variant& variant);
 
-/// What its tasks of at most KernelTraits::few_rows rows cost, of the row for "few:" and its name;
-/// nothing without such a row, or where no tensor maps copy the keys.
-std::optional<KernelCosts> few_rows_costs(const TunedDevice& device, const KernelShape& shape,
-                                          const Variant& variant);
-
 /// Work-groups of a variant that run on the device at once with a cache of this type, as far as is
 /// known.
 std::int32_t concurrent_groups(const Variant& variant, DType cache_dtype,
                                const DeviceCapabilities& capabilities);
-
-/// What a task of a stage costs: rates of bytes and products, times what a key has of them.
-TaskCosts task_costs(const KernelCosts& costs, const KernelShape& shape, const HeadTiling& tiling);
-
-/// Of merging a whole row of heads, where `workers` groups run at once if the costs do not say.
-MergeCosts merge_costs(const KernelCosts& costs, const KernelShape& shape, std::int32_t workers);
-
-inline constexpr double kNsPerUs = 1000;
 
 }  // namespace clattn::detail

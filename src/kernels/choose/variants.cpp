@@ -12,7 +12,8 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "opencl/device_info.hpp"
+#include "kernels/choose/attention_kernels.hpp"
+#include "opencl/device/device_info.hpp"
 #include "shared/work_item.h"
 
 namespace clattn {
@@ -63,32 +64,25 @@ constexpr bool rows_are_sound() {
 }
 static_assert(rows_are_sound(), "variants.inc: a tile, a work-group size or a name is wrong");
 
-/// The most query rows of a decode tile on devices that multiply prompts in e4m3.
-constexpr std::int32_t most_decode_rows() {
-  std::int32_t most = 0;
-  for (const Variant& v : kVariants)
-    if (v.unit_id == UnitId::sm80_decode) most = std::max(most, v.block_rows);
-  return most;
+/// Query rows of the decode tiles on devices that multiply prompts in e4m3.
+constexpr std::int32_t decode_rows(const Variant& variant) {
+  return variant.unit_id == UnitId::sm80_decode ? variant.block_rows : 0;
 }
-static_assert(most_decode_rows() == kMostDecodeRows, "kMostDecodeRows is not the largest tile's");
-
-constexpr std::array kCpuLadder = {KernelFamily::kCpu};
-constexpr std::array kGpuLadder = {KernelFamily::kGpu};
-constexpr std::array kPtxLadder = {KernelFamily::kGpuPtx, KernelFamily::kGpu};
-constexpr std::array kMatrixLadder = {KernelFamily::kGpuMatrix, KernelFamily::kGpu};
-
-/// By KernelFamily; that of kAuto is the device's to say.
-constexpr std::array<std::span<const KernelFamily>, kKernelFamilies.size()> kLadders = {
-    {{}, kCpuLadder, kGpuLadder, kPtxLadder, kMatrixLadder}};
+static_assert(decode_rows(std::ranges::max(kVariants, {}, decode_rows)) == kMostDecodeRows,
+              "kMostDecodeRows is not the largest tile's");
 
 /// The families to look in for a device, best first.
-std::span<const KernelFamily> family_ladder(KernelFamily wanted,
-                                            const DeviceCapabilities& capabilities) {
-  if (wanted != KernelFamily::kAuto) return kLadders.at(static_cast<std::size_t>(wanted));
-  if (takes_single_items(capabilities)) return kCpuLadder;
-  if (capabilities.inline_ptx) return kPtxLadder;
-  return capabilities.matrix_units.empty() ? std::span<const KernelFamily>(kGpuLadder)
-                                           : kMatrixLadder;
+std::vector<KernelFamily> family_ladder(KernelFamily wanted,
+                                        const DeviceCapabilities& capabilities) {
+  using enum KernelFamily;
+  if (wanted == kAuto) {
+    wanted = takes_single_items(capabilities)     ? kCpu
+             : capabilities.inline_ptx            ? kGpuPtx
+             : !capabilities.matrix_units.empty() ? kGpuMatrix
+                                                  : kGpu;
+  }
+  if (wanted == kGpuPtx || wanted == kGpuMatrix) return {wanted, kGpu};
+  return {wanted};
 }
 
 bool contains(TypeSet types, DType dtype, DType queries) {
@@ -153,7 +147,10 @@ std::span<const Variant> variants() {
 
 KernelShape kernel_shape(const AttentionConfig& config) {
   const KernelOptions options{
-      .window = config.sliding_window > 0 || config.attention_chunk_size > 0,
+      .window = window_of(config) != KeyWindow{} || lists_of(config).any(),
+      .chunk_lookback = window_of(config).chunk_lookback,
+      .listed_rows = lists_of(config).any(),
+      .tree = config.use_trees,
       .soft_cap = config.logits_soft_cap != 0,
       .alibi = !config.alibi_slopes.empty(),
       .sink = !config.sinks.empty(),
@@ -182,6 +179,8 @@ std::string option_macros(const KernelOptions& options, Role role) {
   const bool merge = role == Role::kMerge;
   const std::pair<std::string_view, bool> macros[] = {
       {"WINDOW", attention && options.window},
+      {"LISTED_ROWS", attention && options.listed_rows},
+      {"TREE", attention && options.tree},
       {"SOFT_CAP", attention && options.soft_cap},
       // A layer's launches share the list of tensors.
       {"ALIBI", (attention || merge) && options.alibi},
@@ -193,6 +192,8 @@ std::string option_macros(const KernelOptions& options, Role role) {
   for (const auto& [name, wanted] : macros) {
     if (wanted) text += fmt::format(" -DCLA_{}=1", name);
   }
+  if (attention && options.chunk_lookback > 0)
+    text += fmt::format(" -DCLA_CHUNK_LOOKBACK={}", options.chunk_lookback);
   return text;
 }
 
@@ -206,8 +207,7 @@ std::int32_t tile_rows(const Variant& variant, const KernelShape& shape) {
 HeadTiling head_tiling(const Variant& variant, const KernelShape& shape,
                        const DeviceCapabilities& capabilities) {
   // A few cores read faster the longer their runs are. Many cores are bound by memory itself; with
-  // smaller tasks they end closer together and need fewer splits (docs/journal.md, "Cores, requests
-  // and rows").
+  // smaller tasks they end closer together and need fewer splits (docs/journal.md, "CPUs").
   constexpr std::int32_t kFewUnits = 8, kKVHeadsOfMany = 2;
   const std::int32_t most_kv_heads = capabilities.compute_units > kFewUnits
                                          ? std::min(variant.kernel().most_kv_heads, kKVHeadsOfMany)
@@ -376,21 +376,6 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
   const Kernel& kernel = kernel_of(variant.kernel_id);
   return {std::string(kernel.file), std::string(kernel.entry), std::move(options),
           std::string(unit_of(variant.unit_id).header)};
-}
-
-bool fits_after_build(const Variant& variant, const KernelPool& pool,
-                      const DeviceCapabilities& capabilities) {
-  // CPU drivers report fixed numbers for these (PoCL: 4096 work-items, 1024 private bytes).
-  if (capabilities.kind == DeviceKind::kCpu) return true;
-  // What the self-test saw work counts more than what the driver says.
-  const std::uint64_t local_limit = capabilities.static_local_mem_bytes != 0
-                                        ? capabilities.static_local_mem_bytes
-                                        : capabilities.local_mem_bytes;
-  // NVIDIA's driver answers a power of two; its assembler has seen that the group fits.
-  const bool size_fits =
-      variant.kernel().misjudged_size ||
-      pool.work_group_size() >= std::bit_floor(static_cast<std::size_t>(variant.work_group_size));
-  return pool.local_mem_bytes() <= local_limit && size_fits;
 }
 
 bool spills(const Variant& variant, std::uint64_t private_bytes,

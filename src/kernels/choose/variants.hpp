@@ -44,7 +44,10 @@ std::span<const Variant> variants();
 /// What a layer adds to plain attention, compiled in only where wanted
 /// (kernels_cl/core/options.clh).
 struct KernelOptions {
-  bool window = false;  ///< sliding window or chunked-local
+  bool window = false;              ///< sliding window or chunked-local, or listed rows
+  std::int32_t chunk_lookback = 0;  ///< no more than hide a key
+  bool listed_rows = false;         ///< of spans, directions, first keys and trees
+  bool tree = false;                ///< some of them drafts in a tree
   bool soft_cap = false;
   bool alibi = false;
   bool sink = false;
@@ -78,6 +81,8 @@ struct KernelShape {
   bool values_apart() const { return value_size() != head_size; }
   std::int64_t kv_row() const { return std::int64_t{num_kv_heads} * head_size; }  ///< of a token
   std::int64_t value_row() const { return std::int64_t{num_kv_heads} * value_size(); }
+  std::int64_t query_row() const { return std::int64_t{num_heads} * (head_size + rope_dim); }
+  std::int64_t output_row() const { return std::int64_t{num_heads} * value_size(); }
 };
 
 /// The kernel shape of a validated configuration.
@@ -89,10 +94,9 @@ std::string option_macros(const KernelOptions& options, Role role);
 /// How a variant covers the query heads of one KV head.
 struct HeadTiling {
   std::int32_t heads_per_item = 1;  ///< heads of a KV head in one work item
-  std::int32_t head_chunks =
-      1;  ///< work items that share a KV head: 1 unless its heads exceed the tile
-  std::int32_t item_tokens = 1;      ///< query tokens that fit one item
-  std::int32_t kv_heads = 1;         ///< most KV heads that one work-group takes
+  std::int32_t head_chunks = 1;     ///< work items that share a KV head whose heads exceed the tile
+  std::int32_t item_tokens = 1;     ///< query tokens that fit one item
+  std::int32_t kv_heads = 1;        ///< most KV heads that one work-group takes
   std::int32_t groups_per_item = 1;  ///< work-groups that one item becomes
 };
 HeadTiling head_tiling(const Variant& variant, const KernelShape& shape,
@@ -146,10 +150,6 @@ bool copies_boxes(const Variant& variant, const KernelShape& shape,
 /// File, entry and -D options of a variant under a shape.
 KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
                            const DeviceCapabilities& capabilities);
-
-/// Whether a built variant can run on the device: its local memory and its work-group size fit.
-bool fits_after_build(const Variant& variant, const KernelPool& pool,
-                      const DeviceCapabilities& capabilities);
 
 /// Bytes of spilled registers that cost less than a smaller tile does, or another family.
 inline constexpr std::uint64_t kCheapSpillBytes = 256;

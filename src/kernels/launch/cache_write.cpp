@@ -33,39 +33,12 @@ std::pair<cl_mem, cl_mem> place(const KVCache& cache, ClaWriteCall& call) {
   call.block_stride = cache.block_stride;
   call.token_stride = cache.token_stride;
   call.head_stride = cache.head_stride;
-  call.key_dim_stride = cache.key_dim_stride;
   return {cache.buffer.handle(), cache.buffer.handle()};
 }
-std::pair<cl_mem, cl_mem> place(const PackedKVCache& cache, ClaWriteCall& call) {
+std::pair<cl_mem, cl_mem> place(const PackedPages& cache, ClaWriteCall& call) {
   call.k_offset = cache.key_offset;
   call.v_offset = cache.value_offset;
   return {cache.key, cache.value};
-}
-
-template <typename Cache>
-void enqueue(const BuiltKernel& kernel, const KernelShape& shape, cl_command_queue queue,
-             const TensorRef& key, const TensorRef& value, const Cache& cache,
-             const SlotSource& slots, Event* event) {
-  ClaWriteCall call{};
-  call.key_offset = key.offset;
-  call.key_token_stride = token_stride(key, shape.kv_row());
-  call.value_offset = value.offset;
-  call.value_token_stride = token_stride(value, shape.kv_row());
-  call.slots_at = static_cast<cl_long>(slots.offset_bytes / sizeof(std::int64_t));
-  call.num_slots = checked_mul(cache.num_blocks, std::int64_t{cache.block_size}, "kv_cache: slots");
-  call.num_tokens = static_cast<cl_int>(slots.num_tokens);
-  call.num_kv_heads = shape.num_kv_heads;
-  call.scale_stride = scale_stride_of(cache);
-  const auto [k_cache, v_cache] = place(cache, call);
-  AddResults add;
-  if (capturing()) add = capture_cache_write({queue, key, value, shape.dtype, &cache, slots});
-  KernelLease lease = kernel.pool->acquire();
-  lease.args(call, key.buffer, value.buffer, k_cache, v_cache == k_cache ? nullptr : v_cache,
-             slots.buffer);  // values may lie in the keys' buffer
-  if (is_quantized(shape.cache_dtype)) lease.arg(cache.scales);
-  lease.enqueue(queue, num_groups(*kernel.variant, shape, slots.num_tokens),
-                to_size(kernel.variant->work_group_size), event);
-  add_results(add, queue);
 }
 
 }  // namespace
@@ -94,21 +67,14 @@ SlotSource written_slots(const AttentionMetadata& metadata, cl_command_queue que
           static_cast<std::int64_t>(count)};
 }
 
-std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguous,
-                                  std::string_view name) {
-  if (tensor.buffer == nullptr) throw_invalid("{}: no buffer", name);
-  if (tensor.offset < 0) throw_invalid("{}: offset is {}, legal: >= 0", name, tensor.offset);
-  if (tensor.token_stride == 0) return contiguous;
-  throw_invalid_if(tensor.token_stride < contiguous,
-                   "{}: token_stride is {}, legal: 0 or >= {} (a row)", name, tensor.token_stride,
-                   contiguous);
-  return tensor.token_stride;
-}
-
 std::int64_t bounded_token_stride(const TensorRef& tensor, const TokenRows& rows,
                                   std::string_view name) {
-  if (rows.count == 0) return rows.width;  // an empty tensor needs no buffer
-  const std::int64_t stride = checked_token_stride(tensor, rows.width, name);
+  if (rows.count == 0) return rows.width;
+  const std::int64_t stride = token_stride(tensor, rows.width);
+  if (tensor.buffer == nullptr) throw_invalid("{}: no buffer", name);
+  if (tensor.offset < 0) throw_invalid("{}: offset is {}, legal: >= 0", name, tensor.offset);
+  throw_invalid_if(stride < rows.width, "{}: token_stride is {}, legal: 0 or >= {} (a row)", name,
+                   stride, rows.width);
   check_rows({tensor.buffer, rows.dtype}, {tensor.offset, rows.count, stride, rows.width}, name);
   return stride;
 }
@@ -127,21 +93,56 @@ void check_keys(const TensorRef& key, const TensorRef& value, const TokenRows& k
                    key.offset, value.offset, stride);
 }
 
-void check_cache_write(const BuiltKernel& kernel, const KernelShape& shape, const TensorRef& key,
-                       const TensorRef& value, CapturedCache cache, const SlotSource& slots) {
-  if (const auto* const pages = std::get_if<const KVCache*>(&cache))
-    check_key_order(**pages, kernel.variant->family());
+bool brings_keys(const AttentionTensors& tensors) {
+  const bool key = tensors.key.buffer != nullptr, value = tensors.value.buffer != nullptr;
+  throw_invalid_if(key != value, "key, value: only {} is given, legal: both or none",
+                   key ? "key" : "value");
+  return key;
+}
+
+void refuse_keys(const AttentionTensors& tensors, std::string_view instead) {
+  throw_invalid_if(brings_keys(tensors), "key, value: given, legal: none, as {} stores them",
+                   instead);
+}
+
+void check_cache_write(const KernelShape& shape, const TensorRef& key, const TensorRef& value,
+                       const SlotSource& slots) {
   check_slots(slots);
   bounded_token_stride(key, {slots.num_tokens, shape.kv_row(), shape.dtype}, "key");
   bounded_token_stride(value, {slots.num_tokens, shape.kv_row(), shape.dtype}, "value");
 }
 
+template <typename Cache>
 void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
                          cl_command_queue queue, const TensorRef& key, const TensorRef& value,
-                         CapturedCache cache, const SlotSource& slots, Event* event) {
-  std::visit(
-      [&](const auto* each) { enqueue(kernel, shape, queue, key, value, *each, slots, event); },
-      cache);
+                         const Cache& cache, const SlotSource& slots, Event* event) {
+  ClaWriteCall call{};
+  call.key_offset = key.offset;
+  call.key_token_stride = token_stride(key, shape.kv_row());
+  call.value_offset = value.offset;
+  call.value_token_stride = token_stride(value, shape.kv_row());
+  call.slots_at = static_cast<cl_long>(slots.offset_bytes / sizeof(std::int64_t));
+  call.num_slots = checked_mul(cache.num_blocks, std::int64_t{cache.block_size}, "kv_cache: slots");
+  call.num_tokens = static_cast<cl_int>(slots.num_tokens);
+  call.num_kv_heads = shape.num_kv_heads;
+  call.scale_stride = scale_stride_of(cache);
+  const auto [k_cache, v_cache] = place(cache, call);
+  AddResults add;
+  if (capturing()) add = capture_cache_write({queue, key, value, shape.dtype, &cache, slots});
+  KernelLease lease = kernel.pool->acquire();
+  lease.args(call, key.buffer, value.buffer, k_cache, v_cache == k_cache ? nullptr : v_cache,
+             slots.buffer);  // values may lie in the keys' buffer
+  if (is_quantized(shape.cache_dtype)) lease.arg(cache.scales);
+  lease.enqueue(queue, num_groups(*kernel.variant, shape, slots.num_tokens),
+                to_size(kernel.variant->work_group_size), event);
+  add_results(add, queue);
 }
+
+template void enqueue_cache_write(const BuiltKernel&, const KernelShape&, cl_command_queue,
+                                  const TensorRef&, const TensorRef&, const KVCache&,
+                                  const SlotSource&, Event*);
+template void enqueue_cache_write(const BuiltKernel&, const KernelShape&, cl_command_queue,
+                                  const TensorRef&, const TensorRef&, const PackedPages&,
+                                  const SlotSource&, Event*);
 
 }  // namespace clattn::detail

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <clattn/attention.hpp>
 #include <clattn/kv_cache.hpp>
+#include <string_view>
 
 #include "capture/capture.hpp"
 #include "kernels/choose/attention_kernels.hpp"
@@ -15,21 +17,24 @@ void check_slots(const SlotSource& slots);
 /// recorded.
 SlotSource written_slots(const AttentionMetadata& metadata, cl_command_queue queue);
 
-/// Throws what is wrong with slots, tensors or the order of keys in the cache, whose other fields
-/// were checked (cache_checks.hpp) and match the kernel's shape.
-void check_cache_write(const BuiltKernel& kernel, const KernelShape& shape, const TensorRef& key,
-                       const TensorRef& value, CapturedCache cache, const SlotSource& slots);
+/// Throws what is wrong with slots and tensors of a write by a kernel of this shape, whose cache
+/// was checked (cache_checks.hpp).
+void check_cache_write(const KernelShape& shape, const TensorRef& key, const TensorRef& value,
+                       const SlotSource& slots);
 
-/// Binds and enqueues reshape_and_cache_flash, or reshape_and_cache into an x-packed cache, for
-/// what has passed check_cache_write().
+/// Whether a call stores keys and values before it attends. Throws kInvalidArgument if only one of
+/// them is given.
+bool brings_keys(const AttentionTensors& tensors);
+/// Throws kInvalidArgument if a call that stores nothing is given keys or values; `instead`: what
+/// stores them.
+void refuse_keys(const AttentionTensors& tensors, std::string_view instead);
+
+/// Binds and enqueues reshape_and_cache_flash into a KVCache, or reshape_and_cache into
+/// PackedPages, for what has passed check_cache_write().
+template <typename Cache>
 void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
                          cl_command_queue queue, const TensorRef& key, const TensorRef& value,
-                         CapturedCache cache, const SlotSource& slots, Event* event);
-
-/// Throws kInvalidArgument unless the tensor has a buffer and sane offsets; returns its token
-/// stride in elements.
-std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguous,
-                                  std::string_view name);
+                         const Cache& cache, const SlotSource& slots, Event* event);
 
 /// Elements from row to row of a tensor that was checked.
 inline std::int64_t token_stride(const TensorRef& tensor, std::int64_t contiguous) {
@@ -42,7 +47,8 @@ struct TokenRows {
   std::int64_t width = 0;  ///< elements
   DType dtype = DType::kF16;
 };
-/// As checked_token_stride(); also throws kInvalidArgument unless the buffer holds these rows.
+/// The token stride of a tensor in elements. Throws kInvalidArgument unless it has a buffer that
+/// holds these rows, and sane offsets; an empty one needs none.
 std::int64_t bounded_token_stride(const TensorRef& tensor, const TokenRows& rows,
                                   std::string_view name);
 

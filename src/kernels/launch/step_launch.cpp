@@ -8,10 +8,12 @@
 #include <utility>
 
 #include "base/checked.hpp"
+#include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
+#include "opencl/copy.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn::detail {
@@ -28,56 +30,46 @@ std::size_t groups_for(const AttentionKernels& kernels, const BuiltKernel& stage
   return std::min(tasks, to_size(units * traits.groups));
 }
 
-/// One launch of a step: a stage or the merge.
-struct Launch {
-  const BuiltKernel& kernel;
-  std::size_t part = 0;  ///< of PreparedStep::num_used
-  cl_int entries_at = 0;
-  cl_int num_entries = 0;
-  cl_int tasks_each = 0;     ///< of an entry
-  std::int32_t workers = 0;  ///< PlanCounts::workers
-};
-
-/// Two launches beside each other: the second goes to the step's side queue, after what the call's
+/// Two launches at once: the second goes to the step's side queue, after what the call's
 /// queue held when this began. Without a side queue all go to the call's.
 class SideBySide {
  public:
-  explicit SideBySide(const StepCall& call) : call_(call) {
-    if (call.step.side_queue != nullptr && groups_stay()) held_ = flush_marked(call.queue);
+  SideBySide(cl_command_queue queue, const AttentionKernels& kernels, const PagedStepView& step)
+      : queue_(queue), side_queue_(step.side_queue) {
+    if (side_queue_ != nullptr && groups_stay(kernels, step)) held_ = flush_marked(queue);
   }
   ~SideBySide() {
-    if (open_) drain(call_.step.side_queue);  // an error came before join()
+    if (open_) drain(side_queue_);  // an error came before join()
   }
   SideBySide(const SideBySide&) = delete;
   SideBySide& operator=(const SideBySide&) = delete;
 
   /// Where the step's next stage goes.
   cl_command_queue next_queue() {
-    if (!held_ || std::exchange(is_first_, false)) return call_.queue;
+    if (!held_ || std::exchange(is_first_, false)) return queue_;
     open_ = true;
-    enqueue_wait(call_.step.side_queue, held_);
-    return call_.step.side_queue;
+    enqueue_wait(side_queue_, held_);
+    return side_queue_;
   }
   /// What comes to the call's queue from now on waits for the second launch, too. `event`, if
   /// given, completes with both.
   void join(Event* event) {
-    enqueue_wait(call_.queue, flush_marked(call_.step.side_queue), event);
+    enqueue_wait(queue_, flush_marked(side_queue_), event);
     open_ = false;
   }
 
  private:
   /// A layer may run the plan on kernels that are not those it was made for.
-  bool groups_stay() const {
-    for (std::size_t i = 0; i < call_.step.kernels->stages.size(); ++i) {
-      if (call_.step.counts.num_items.at(i) == 0) continue;
-      const BuiltKernel& stage =
-          call_.kernels.stages[call_.kernels.stage_for(*call_.step.kernels, i)];
+  static bool groups_stay(const AttentionKernels& kernels, const PagedStepView& step) {
+    for (std::size_t i = 0; i < step.kernels->stages.size(); ++i) {
+      if (step.counts.num_items.at(i) == 0) continue;
+      const BuiltKernel& stage = kernels.stages[kernels.stage_for(*step.kernels, i)];
       if (stage.variant->kernel().tasks != Tasks::kDealt) return false;
     }
     return true;
   }
 
-  const StepCall& call_;
+  cl_command_queue queue_, side_queue_;
   Event held_;
   bool is_first_ = true, open_ = false;
 };
@@ -88,61 +80,51 @@ bool uses_workspace(const PagedStepView& step, const KernelTraits& traits) {
          traits.tasks == Tasks::kQueue;
 }
 
-/// Buffers that a launch does without are null: drivers take time for each that is given.
-void enqueue(const StepCall& call, LayerCall& layer, const Launch& launch, std::size_t groups,
-             cl_command_queue queue, Event* event) {
-  const bool one_cache = layer.v == layer.k;
-  const bool has_workspace = uses_workspace(call.step, launch.kernel.variant->kernel());
-  layer.args.entries_at = launch.entries_at;
-  layer.args.num_entries = launch.num_entries;
-  KernelLease lease = launch.kernel.pool->acquire();
-  lease.args(layer.args, call.step.meta, has_workspace ? call.step.workspace : nullptr,
-             call.tensors.query.buffer, layer.k, one_cache ? nullptr : layer.v,
-             call.tensors.output.buffer, call.tensors.lse);
-  for (std::size_t i = 0; i < layer.num_option_tensors; ++i) lease.arg(layer.option_tensors.at(i));
-  lease.enqueue(queue, groups, to_size(launch.kernel.variant->work_group_size), event);
+/// The record of a launch that is about to be enqueued.
+LaunchRecord& add_record(std::vector<LaunchRecord>& launches, const Variant& variant,
+                         std::size_t tasks, std::size_t groups) {
+  LaunchRecord& record = launches.emplace_back();
+  record.kernel = variant.name;
+  record.tasks = static_cast<std::int64_t>(tasks);
+  record.work_groups = static_cast<std::int64_t>(groups);
+  record.work_group_size = variant.work_group_size;
+  record.rounds_probabilities = variant.unit().rounds_probabilities;
+  record.multiplies_fp8 = variant.unit().fp8_products;
+  return record;
 }
 
-/// Launches one of the step's kernels, with a record if `launches` is given.
-void launch_kernel(const StepCall& call, LayerCall& layer, const Launch& launch,
-                   cl_command_queue queue, Recorder* recorder, Event* event,
-                   std::vector<LaunchRecord>* launches) {
-  if (launch.num_entries == 0) return;
-  const Variant& variant = *launch.kernel.variant;
-  const std::size_t tasks = to_size(launch.num_entries) * to_size(launch.tasks_each);
-  const std::size_t groups = groups_for(call.kernels, launch.kernel, tasks, launch.workers);
-  log(LogLevel::kTrace, "{}: {} tasks, {} groups", variant.name, tasks, groups);
-  if (launches == nullptr) {
-    enqueue(call, layer, launch, groups, queue, event);
-  } else {
-    LaunchRecord& entry = launches->emplace_back();
-    entry.kernel = variant.name;
-    entry.tasks = static_cast<std::int64_t>(tasks);
-    entry.work_groups = static_cast<std::int64_t>(groups);
-    entry.work_group_size = variant.work_group_size;
-    entry.rounds_weights = variant.unit().rounds_probabilities;
-    entry.multiplies_fp8 = variant.unit().fp8_products;
-    enqueue(call, layer, launch, groups, queue, &entry.event);
-    if (event != nullptr) *event = entry.event;
-  }
-  if (recorder != nullptr && variant.kernel().tasks != Tasks::kDealt) {
-    recorder->limit_last(call.step.prepared->num_used.at(launch.part), to_size(launch.tasks_each));
-  }
-}
-
-/// Elements of a token's row.
-struct TokenWidths {
-  std::int64_t query = 0, output = 0;
-};
-TokenWidths widths_of(const KernelShape& shape) {
-  const std::int64_t heads = shape.num_heads;
-  return {heads * (shape.head_size + shape.rope_dim), heads * shape.value_size()};
+/// The arguments that all launches of a step share and that do not depend on the layer.
+void bind_step(ClaCall& args, const KernelShape& shape, const PagedStepView& step,
+               const AttentionTensors& tensors) {
+  args.q_offset = tensors.query.offset;
+  args.q_token_stride = token_stride(tensors.query, shape.query_row());
+  args.out_offset = tensors.output.offset;
+  args.out_token_stride = token_stride(tensors.output, shape.output_row());
+  args.pages_at = step.pages_at;
+  args.tensor_maps_at = step.workspace_layout.tensor_maps_at;
+  args.partial_lse2_at = step.workspace_layout.partial_lse2_at;
+  args.partial_out_at = step.workspace_layout.partial_out_at;
+  args.merge_counts_at = step.merge_counts_at;
+  args.most_splits = step.counts.most_splits;
+  args.num_kv_heads = shape.num_kv_heads;
+  args.causal = step.causal;
+  args.write_lse = tensors.lse != nullptr ? 1 : 0;
 }
 
 }  // namespace
 
-const PagedStepView& checked_step(const AttentionMetadata& metadata,
+void check_current(const AttentionMetadata& metadata, cl_command_queue queue) {
+  const PagedStepView* const step = metadata.step();
+  if (!environment().debug || step == nullptr) return;
+  throw_invalid_if(!step->is_last,
+                   "attn_metadata: its builder has built since, legal: what its last build() gave");
+  throw_invalid_if(step->kernels != nullptr && step->queue != queue,
+                   "queue: another than the one that attn_metadata was built on, legal: that one");
+}
+
+const PagedStepView& checked_step(const AttentionMetadata& metadata, cl_command_queue queue,
                                   const AttentionKernels& kernels) {
+  check_current(metadata, queue);
   const PagedStepView* step = metadata.step();
   throw_invalid_if(
       step == nullptr || step->kernels == nullptr,
@@ -168,63 +150,66 @@ Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step) {
   return recorder;
 }
 
-void check_step_call(const StepCall& call) {
-  const AttentionKernels& kernels = call.kernels;
-  if (kernels.stages.back().variant->kernel().tasks == Tasks::kQueue) require_in_order(call.queue);
-  check_recordable(call.queue, call.step);
-  const std::int64_t heads = kernels.shape.num_heads;
-  const std::int64_t tokens = num_rows(call.step, call.queue);
-  const auto [query, output] = widths_of(kernels.shape);
-  bounded_token_stride(call.tensors.query, {tokens, query, kernels.shape.dtype}, "query");
-  throw_invalid_if(tokens > 0 && call.tensors.output.buffer == nullptr,
+void check_step_call(cl_command_queue queue, const AttentionKernels& kernels,
+                     const PagedStepView& step, const AttentionTensors& tensors) {
+  if (kernels.stages.back().variant->kernel().tasks == Tasks::kQueue) require_in_order(queue);
+  check_recordable(queue, step);
+  const KernelShape& shape = kernels.shape;
+  const std::int64_t tokens = num_rows(step, queue);
+  bounded_token_stride(tensors.query, {tokens, shape.query_row(), shape.dtype}, "query");
+  throw_invalid_if(tokens > 0 && tensors.output.buffer == nullptr,
                    "Output tensor must be provided.");
-  bounded_token_stride(call.tensors.output, {tokens, output, kernels.shape.dtype}, "output");
-  if (call.tensors.lse != nullptr)
-    check_rows({call.tensors.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
+  bounded_token_stride(tensors.output, {tokens, shape.output_row(), shape.dtype}, "output");
+  if (tensors.lse != nullptr)
+    check_rows({tensors.lse, DType::kF32}, {0, tokens, shape.num_heads, shape.num_heads}, "lse");
+  require_context(
+      {{"query", tensors.query.buffer}, {"output", tensors.output.buffer}, {"lse", tensors.lse}},
+      kernels.runtime->context());
 }
 
-void launch_step(const StepCall& call, LayerCall& layer, Event* event,
+void launch_step(cl_command_queue queue, const AttentionKernels& kernels, const PagedStepView& step,
+                 const AttentionTensors& tensors, LayerCall& layer, Event* event,
                  std::vector<LaunchRecord>* launches) {
-  const AttentionKernels& kernels = call.kernels;
-  const PagedStepView& step = call.step;
-  Recorder* const recorder = recorder_for(call.queue, step);
-  const auto [query_width, output_width] = widths_of(kernels.shape);
+  Recorder* const recorder = recorder_for(queue, step);
   if (launches != nullptr) launches->clear();
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
-
-  ClaCall& args = layer.args;
-  args.q_offset = call.tensors.query.offset;
-  args.q_token_stride = token_stride(call.tensors.query, query_width);
-  args.out_offset = call.tensors.output.offset;
-  args.out_token_stride = token_stride(call.tensors.output, output_width);
-  args.pages_at = step.pages_at;
-  args.counters_at = step.workspace_layout.counters_at;
-  args.tensor_maps_at = step.workspace_layout.tensor_maps_at;
-  args.partial_lse2_at = step.workspace_layout.partial_lse2_at;
-  args.partial_out_at = step.workspace_layout.partial_out_at;
-  args.merge_counts_at = step.merge_counts_at;
-  args.most_splits = step.counts.most_splits;
-  args.num_kv_heads = kernels.shape.num_kv_heads;
-  args.causal = step.causal;
-  args.write_lse = call.tensors.lse != nullptr ? 1 : 0;
-  SideBySide side(call);
-  for (std::size_t i = 0; i < step.kernels->stages.size(); ++i) {
-    if (step.counts.num_items.at(i) == 0) continue;
-    const BuiltKernel& stage = kernels.stages[kernels.stage_for(*step.kernels, i)];
-    const cl_command_queue queue = side.next_queue();
-    const bool is_second = queue != call.queue;
-    launch_kernel(call, layer,
-                  {stage, i, step.plan.items_at.at(i), step.counts.num_items.at(i),
-                   stage.tiling.groups_per_item, step.planned.workers.at(i)},
-                  queue, recorder, event, launches);
-    if (!is_second) continue;
+  bind_step(layer.args, kernels.shape, step, tensors);
+  const std::size_t num_stages = step.kernels->stages.size();
+  SideBySide side(queue, kernels, step);
+  for (std::size_t i = 0; i <= num_stages; ++i) {  // the merge last
+    const bool merges = i == num_stages;
+    layer.args.entries_at = merges ? step.plan.merges_at : step.plan.items_at.at(i);
+    layer.args.num_entries = merges ? step.counts.num_merges : step.counts.num_items.at(i);
+    if (layer.args.num_entries == 0) continue;
+    const BuiltKernel& kernel =
+        merges ? kernels.merge : kernels.stages[kernels.stage_for(*step.kernels, i)];
+    const Variant& variant = *kernel.variant;
+    const auto tasks_each =
+        to_size(merges ? merge_tasks(variant, kernels.shape, step.counts.most_splits)
+                       : kernel.tiling.groups_per_item);
+    const std::size_t tasks = to_size(layer.args.num_entries) * tasks_each;
+    const std::size_t groups =
+        groups_for(kernels, kernel, tasks, merges ? 0 : step.planned.workers.at(i));
+    log(LogLevel::kTrace, "{}: {} tasks, {} groups", variant.name, tasks, groups);
+    Event* const done =
+        launches == nullptr ? event : &add_record(*launches, variant, tasks, groups).event;
+    const cl_command_queue target = merges ? queue : side.next_queue();
+    // Buffers that a launch does without are null: drivers take time for each that is given.
+    KernelLease lease = kernel.pool->acquire();
+    lease.args(layer.args, step.meta,
+               uses_workspace(step, variant.kernel()) ? step.workspace : nullptr,
+               tensors.query.buffer, layer.k, layer.v == layer.k ? nullptr : layer.v,
+               tensors.output.buffer, tensors.lse);
+    for (std::size_t t = 0; t < layer.num_option_tensors; ++t)
+      lease.arg(layer.option_tensors.at(t));
+    lease.enqueue(target, groups, to_size(variant.work_group_size), done);
+    if (done != event && event != nullptr) *event = *done;
+    if (recorder != nullptr && variant.kernel().tasks != Tasks::kDealt)
+      recorder->limit_last(step.prepared->num_used.at(merges ? kMaxTileClasses : i), tasks_each);
+    if (target == queue) continue;
     if (launches != nullptr) launches->back().beside_last = true;
     side.join(event);
   }
-  launch_kernel(call, layer,
-                {kernels.merge, kMaxTileClasses, step.plan.merges_at, step.counts.num_merges,
-                 merge_tasks(*kernels.merge.variant, kernels.shape, step.counts.most_splits)},
-                call.queue, recorder, event, launches);
 }
 
 IdleMemory::IdleMemory(cl_command_queue queue, const AttentionKernels& kernels) {
@@ -262,7 +247,7 @@ void launch_idle_step(cl_command_queue queue, const AttentionKernels& kernels, L
   step.workspace = memory.workspace.buffer.handle();
   step.workspace_layout = layout_of(memory.workspace);
   const AttentionTensors tensors{.query = {zeros}, .output = {zeros}, .lse = zeros};
-  launch_step({queue, kernels, step, tensors}, layer, nullptr, nullptr);
+  launch_step(queue, kernels, step, tensors, layer, nullptr, nullptr);
 }
 
 float softmax_scale(std::optional<float> chosen, std::int32_t width) {

@@ -26,18 +26,12 @@ struct LayerCall {
   void add(cl_mem tensor) { option_tensors.at(num_option_tensors++) = tensor; }
 };
 
-/// One forward() on its way to the launches: what the kernels of a step take whatever form the
-/// cache has.
-struct StepCall {
-  cl_command_queue queue = nullptr;
-  const AttentionKernels& kernels;
-  const PagedStepView& step;
-  /// query: [tokens, num_heads, head_size + rope_dim]; output: [tokens, num_heads, head_size]
-  const AttentionTensors& tensors;
-};
+/// Under CLATTN_DEBUG: throws kInvalidArgument for metadata that is not its builder's last, or was
+/// built on another queue than the call's.
+void check_current(const AttentionMetadata& metadata, cl_command_queue queue);
 
 /// The step behind `metadata`, if these kernels can run its plan. Throws kInvalidArgument.
-const PagedStepView& checked_step(const AttentionMetadata& metadata,
+const PagedStepView& checked_step(const AttentionMetadata& metadata, cl_command_queue queue,
                                   const AttentionKernels& kernels);
 
 /// The rows that a step's query and output must hold: its tokens, or where this thread records the
@@ -51,14 +45,26 @@ void check_recordable(cl_command_queue queue, const PagedStepView& step);
 /// for the size that it has now. Throws what check_recordable() throws.
 Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step);
 
-/// Throws kInvalidArgument unless query, output and, if given, lse hold the step's rows, and
-/// kUnsupported for a queue that launch_step() cannot use.
-void check_step_call(const StepCall& call);
+/// Rows of a call's key and value tensors; none are looked at if `count` is 0.
+struct KeyRows {
+  std::int64_t count = 0, key_width = 0, value_width = 0;
+};
+/// Throws kInvalidArgument if the call writes memory that another of its tensors has, too. Parts of
+/// buffers (clCreateSubBuffer) are compared under CLATTN_DEBUG.
+void check_apart(const AttentionTensors& tensors, cl_mem output_fp8, const KernelShape& shape,
+                 std::int64_t tokens, const KeyRows& keys);
+
+/// Throws kInvalidArgument unless the query, [tokens, num_heads, head_size + rope_dim], the output,
+/// [tokens, num_heads, value_size()], and, if given, lse hold the step's rows, and kUnsupported for
+/// a queue that launch_step() cannot use.
+void check_step_call(cl_command_queue queue, const AttentionKernels& kernels,
+                     const PagedStepView& step, const AttentionTensors& tensors);
 
 /// What check_step_call() has passed: launches the stages that have items and the merge if anything
 /// was split. Fills in the rest of the layer's arguments, in place, as copies of them would cost
 /// the host. `launches` gets a record a kernel, `event` completes with the last.
-void launch_step(const StepCall& call, LayerCall& layer, Event* event,
+void launch_step(cl_command_queue queue, const AttentionKernels& kernels, const PagedStepView& step,
+                 const AttentionTensors& tensors, LayerCall& layer, Event* event,
                  std::vector<LaunchRecord>* launches);
 
 /// Memory of nobody's, for launches that have nothing to do.

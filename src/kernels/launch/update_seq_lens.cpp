@@ -21,8 +21,8 @@ detail::KernelLease bind_cut_tiles(const detail::PagedStepView& step, const Devi
   detail::KernelLease lease = step.cut_tiles->acquire();
   lease.args(step.meta, step.splits_at, step.num_splits, step.lens_at, step.pages_at,
              cl_int{sight.page_size}, cl_int{sight.causal}, cl_int{sight.window_left},
-             cl_int{sight.window_right}, cl_int{sight.chunk}, lengths.seq_lens,
-             lengths.slot_mapping, cl_int{advanced ? 1 : 0}, errors);
+             cl_int{sight.window_right}, cl_int{sight.chunk}, cl_int{sight.chunk_lookback},
+             lengths.seq_lens, lengths.slot_mapping, cl_int{advanced ? 1 : 0}, errors);
   return lease;
 }
 
@@ -37,6 +37,7 @@ void require_apart(const Buffer& buffer, cl_mem meta, std::string_view name) {
 
 void detail::check_update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
                                    const DeviceLengths& lengths, const DeviceErrors& errors) {
+  check_current(metadata, queue);
   const PagedStepView* const step = metadata.step();
   throw_invalid_if(
       step == nullptr || step->kernels == nullptr || step->cut_tiles == nullptr,

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/checked.hpp"
-#include "opencl/device_info.hpp"
+#include "opencl/device/device_info.hpp"
 #include "shared/work_item.h"
 
 namespace clattn::detail {
@@ -15,32 +15,26 @@ constexpr std::size_t kAlignment = 256;  // at least a tensor map's, 128
 constexpr std::size_t kTensorMapBytes = round_up(2 * sizeof(cl_int) * CLA_MAP_INTS, kAlignment);
 constexpr std::size_t kQueueBytes = CLA_QUEUE_INTS * sizeof(cl_int);
 
-cl_int in_words(std::size_t bytes) {
-  return static_cast<cl_int>(bytes / sizeof(cl_int));
-}
-
 std::size_t results_at(const AttentionWorkspace& workspace) {
   return workspace.counter_bytes + kTensorMapBytes;
 }
 
-std::size_t counter_part(const WorkspaceBytes& room) {
-  return round_up(kQueueBytes + room.counters, kAlignment);
-}
-
-std::size_t lse2_part(const WorkspaceBytes& room) {
-  return round_up(room.partial_lse2, kAlignment);
-}
-
-std::size_t total_bytes(const WorkspaceBytes& room) {
-  return counter_part(room) + kTensorMapBytes + lse2_part(room) + room.partial_out;
+/// A workspace with room for these, but no buffer yet, and the size of its buffer.
+std::pair<AttentionWorkspace, std::size_t> sized(const WorkspaceBytes& room) {
+  AttentionWorkspace workspace;
+  workspace.counter_bytes = round_up(kQueueBytes + room.counters, kAlignment);
+  workspace.partial_lse2_bytes = round_up(room.partial_lse2, kAlignment);
+  return {workspace, results_at(workspace) + workspace.partial_lse2_bytes + room.partial_out};
 }
 
 }  // namespace
 
 WorkspaceLayout layout_of(const AttentionWorkspace& workspace) {
+  const auto in_words = [](std::size_t bytes) {
+    return static_cast<cl_int>(bytes / sizeof(cl_int));
+  };
   const std::size_t results = results_at(workspace);
-  return {.counters_at = 0,
-          .tensor_maps_at = in_words(workspace.counter_bytes),
+  return {.tensor_maps_at = in_words(workspace.counter_bytes),
           .partial_lse2_at = in_words(results),
           .partial_out_at = in_words(results + workspace.partial_lse2_bytes)};
 }
@@ -62,7 +56,7 @@ WorkspaceBytes grown_room(const WorkspaceBytes& room, const WorkspaceBytes& want
   const WorkspaceBytes both{.counters = std::max(room.counters, wanted.counters),
                             .partial_lse2 = std::max(room.partial_lse2, wanted.partial_lse2),
                             .partial_out = std::max(room.partial_out, wanted.partial_out)};
-  return total_bytes(both) <= most_bytes ? both : wanted;
+  return sized(both).second <= most_bytes ? both : wanted;
 }
 
 void grow_workspace(AttentionWorkspace& workspace, const Runtime& runtime,
@@ -74,11 +68,8 @@ void grow_workspace(AttentionWorkspace& workspace, const Runtime& runtime,
       room.partial_out >= wanted.partial_out) {
     return;
   }
-  const WorkspaceBytes next = grown_room(room, wanted, runtime.capabilities().max_alloc_bytes);
-  AttentionWorkspace grown;
-  grown.counter_bytes = counter_part(next);
-  grown.partial_lse2_bytes = lse2_part(next);
-  grown.buffer = runtime.allocate(total_bytes(next));
+  auto [grown, bytes] = sized(grown_room(room, wanted, runtime.capabilities().max_alloc_bytes));
+  grown.buffer = runtime.allocate(bytes);
   grown.counters_ready = counts || workspace.counters_ready;
   if (grown.counters_ready) {
     const Queue queue = runtime.create_queue(QueueProfiling::kOff);

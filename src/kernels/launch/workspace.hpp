@@ -15,9 +15,8 @@ struct WorkspaceBytes {
 };
 
 /// Where they begin in its buffer, in words of four bytes, as ClaCall wants them. Counters come
-/// first, tensor maps between them and the partial results.
+/// first, at 0, tensor maps between them and the partial results.
 struct WorkspaceLayout {
-  cl_int counters_at = 0;
   cl_int tensor_maps_at = 0;
   cl_int partial_lse2_at = 0;
   cl_int partial_out_at = 0;

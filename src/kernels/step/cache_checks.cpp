@@ -70,12 +70,20 @@ void check_room(const Cache& cache, std::int64_t width, std::size_t size_bytes,
                    room, wanted, cache.num_blocks);
 }
 
-std::array<std::int64_t, 6> places_of(const KVCache& cache) {
-  return {cache.k_offset,     cache.v_offset,    cache.block_stride,
-          cache.token_stride, cache.head_stride, cache.keys_by_dim() ? cache.key_dim_stride : 0};
+std::array<std::int64_t, 5> places_of(const KVCache& cache) {
+  return {cache.k_offset, cache.v_offset, cache.block_stride, cache.token_stride,
+          cache.head_stride};
 }
 
-/// The buffer's element behind the last one of K or V, whose rows are steps of these.
+/// Kernels load eight elements at a time.
+void check_aligned(std::span<const std::int64_t> places, std::string_view name) {
+  for (const std::int64_t place : places) {
+    throw_invalid_if(place < 0 || place % 8 != 0,
+                     "kv_cache: {} is {}, legal: multiples of 8 elements, >= 0", name, place);
+  }
+}
+
+/// The buffer's element after the last one of K or V, whose rows are steps of these.
 using Steps = std::array<std::pair<std::int64_t, std::int64_t>, 4>;
 std::int64_t end_of(std::int64_t offset, const Steps& steps) {
   std::int64_t end = checked_add(offset, std::int64_t{1}, kElements);
@@ -83,21 +91,6 @@ std::int64_t end_of(std::int64_t offset, const Steps& steps) {
     end = checked_add(end, checked_mul(count - 1, stride, kElements), kElements);
   }
   return end;
-}
-
-void check_keys_by_dim(const KVCache& cache) {
-  if (!cache.keys_by_dim()) return;
-  throw_invalid_if(cache.block_size % kKeysByDimTokens != 0,
-                   "kv_cache: block_size is {}, legal where keys lie by dim: multiples of {}",
-                   cache.block_size, kKeysByDimTokens);
-  throw_invalid_if(cache.key_dim_stride < cache.block_size,
-                   "kv_cache: key_dim_stride is {}, legal: 1 or >= {} (block_size)",
-                   cache.key_dim_stride, cache.block_size);
-  const std::int64_t head =
-      checked_mul(cache.key_dim_stride, std::int64_t{cache.head_size}, kElements);
-  throw_invalid_if(cache.num_kv_heads > 1 && cache.head_stride < head,
-                   "kv_cache: head_stride is {}, legal where keys lie by dim: >= {}",
-                   cache.head_stride, head);
 }
 
 template <typename Cache>
@@ -121,24 +114,18 @@ void check_cache(const KVCache& cache) {
   }
   check_num_blocks(cache.num_blocks, 0);
   if (cache.num_blocks == 0) return;
-  check_keys_by_dim(cache);
-  Steps steps = {{{cache.num_blocks, cache.block_stride},
-                  {cache.num_kv_heads, cache.head_stride},
-                  {cache.block_size, cache.token_stride},
-                  {cache.head_size, 1}}};
-  const std::int64_t values_end = end_of(cache.v_offset, steps);
-  if (cache.keys_by_dim()) {
-    steps[2].second = 1;
-    steps[3].second = cache.key_dim_stride;
-  }
-  const std::int64_t end = std::max(end_of(cache.k_offset, steps), values_end);
+  const Steps steps = {{{cache.num_blocks, cache.block_stride},
+                        {cache.num_kv_heads, cache.head_stride},
+                        {cache.block_size, cache.token_stride},
+                        {cache.head_size, 1}}};
+  const std::int64_t end = std::max(end_of(cache.k_offset, steps), end_of(cache.v_offset, steps));
   const std::size_t elems = cache.buffer.size_bytes() / element_size_bytes(cache.dtype);
   throw_invalid_if(std::cmp_greater(end, elems),
                    "kv_cache: its last element is number {}, legal: below the buffer's {} elements",
                    end - 1, elems);
 }
 
-void check_cache(const PackedKVCache& cache) {
+void check_cache(const PackedPages& cache) {
   if (cache.key == nullptr || cache.value == nullptr) throw_invalid("kv_cache: no buffer");
   check_scales(cache);
   const std::int64_t width = std::int64_t{cache.num_kv_heads} * cache.head_size;
@@ -183,11 +170,7 @@ void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_
 void check_layer_cache(const KVCache& cache, const KernelShape& shape) {
   check_kv_shape(cache, shape);
   check_num_blocks(cache.num_blocks, 1);
-  for (const std::int64_t place : places_of(cache)) {  // kernels load eight elements at a time
-    if (place >= 0 && place % 8 == 0) continue;
-    throw_invalid("kv_cache: an offset or stride is {}, legal: multiples of 8 elements, >= 0",
-                  place);
-  }
+  check_aligned(places_of(cache), "an offset or stride");
   throw_invalid_if(cache.num_blocks > 1 && cache.block_stride == 0,
                    "kv_cache: block_stride is 0, legal where there are several blocks: > 0");
   // Kernels find a head by as many blocks and elements, in 32 bits (tile/sm90_tensor_map.clh).
@@ -203,13 +186,10 @@ void check_layer_cache(const KVCache& cache, const KernelShape& shape) {
   check_cache(cache);
 }
 
-void check_layer_cache(const PackedKVCache& cache, const KernelShape& shape) {
+void check_layer_cache(const PackedPages& cache, const KernelShape& shape) {
   check_kv_shape(cache, shape);
   check_num_blocks(cache.num_blocks, 1);
-  for (const std::int64_t offset : {cache.key_offset, cache.value_offset}) {
-    if (offset >= 0 && offset % 8 == 0) continue;
-    throw_invalid("kv_cache: an offset is {}, legal: multiples of 8 elements, >= 0", offset);
-  }
+  check_aligned(std::array{cache.key_offset, cache.value_offset}, "an offset");
   check_cache(cache);
 }
 
@@ -239,14 +219,6 @@ void check_block_ids(const BlockBound& ids, std::int64_t num_blocks) {
   }
   throw_invalid("attn_metadata: its block ids reach up to {}, legal: below the cache's {} blocks",
                 ids.below - 1, num_blocks);
-}
-
-void check_key_order(const KVCache& cache, KernelFamily family) {
-  if (!cache.keys_by_dim() || family == KernelFamily::kCpu) return;
-  throw_unsupported(
-      "kv_cache: key_dim_stride is {}, supported by kernels of family {}: 1 (those of CPUs alone "
-      "take keys by dim, layout HDN)",
-      cache.key_dim_stride, to_string(family));
 }
 
 }  // namespace clattn::detail

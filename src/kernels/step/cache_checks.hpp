@@ -4,18 +4,16 @@
 #include <clattn/mla.hpp>
 #include <span>
 
+#include "capture/packed_pages.hpp"
 #include "kernels/choose/variants.hpp"
 
 namespace clattn::detail {
-
-/// Blocks whose keys lie by dim hold a multiple of this many tokens: the widest vector of keys.
-inline constexpr std::int32_t kKeysByDimTokens = 16;
 
 /// What every call asks of the cache that it takes: legal numbers, every block inside its buffers,
 /// scales as large as its heads ask. Packed caches are asked for sizes above 0 by who compiles
 /// kernels for them. Throws kInvalidArgument.
 void check_cache(const KVCache& cache);
-void check_cache(const PackedKVCache& cache);
+void check_cache(const PackedPages& cache);
 void check_cache(const MLACache& cache);
 
 /// A buffer of elements.
@@ -31,7 +29,7 @@ struct RowRange {
 /// no end.
 void check_rows(const ElementBuffer& memory, const RowRange& rows, std::string_view name);
 
-/// Throws kInvalidArgument unless a buffer holds so many elements of a size; `name` is what errors
+/// Throws kInvalidArgument unless a buffer holds `count` elements of a size; `name` is what errors
 /// call it.
 void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_bytes,
                   std::string_view name);
@@ -39,7 +37,7 @@ void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_
 /// What a layer compiled for `shape` asks beyond that: this shape, a block, and of strided caches
 /// places that its kernels can load from.
 void check_layer_cache(const KVCache& cache, const KernelShape& shape);
-void check_layer_cache(const PackedKVCache& cache, const KernelShape& shape);
+void check_layer_cache(const PackedPages& cache, const KernelShape& shape);
 void check_layer_cache(const MLACache& cache, const KernelShape& shape);
 
 /// Exclusive upper bound of a step's page ids: from the builder's limits if stated, else from the
@@ -53,9 +51,6 @@ struct BlockBound {
 };
 /// Throws kInvalidArgument unless a cache of `num_blocks` pages holds every page of the step.
 void check_block_ids(const BlockBound& ids, std::int64_t num_blocks);
-
-/// Throws kUnsupported for keys by dim unless the kernels are those of CPUs.
-void check_key_order(const KVCache& cache, KernelFamily family);
 
 /// What kernels_cl/core/options.clh calls scale_stride: -1 without scales, 0 per tensor, 1 per
 /// head.

@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "kernels/choose/config_reasons.hpp"
 #include "kernels/step/paged_step.hpp"
+#include "metadata/validate.hpp"
 #include "tuning/tuning_table.hpp"
 
 namespace clattn {
@@ -105,11 +106,13 @@ std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
     detail::throw_invalid_if(!fault.empty(), "{}", fault);
   }
   detail::validate_sequences(batch);
+  detail::check_lists(batch, detail::lists_of(config));
   const detail::TuningTable table({.costs = {costs.begin(), costs.end()}});
   const auto kernels =
       detail::imagined_kernels({device, table}, detail::kernel_shape(config), config.kernel_family);
   PlannerConfig planner = kernels->planner;
   planner.window = detail::window_of(config);
+  planner.lists = detail::lists_of(config);
   planner.max_partial_rows = detail::most_partial_rows(kernels->shape, device);
   const detail::AttentionPlan plan(planner, batch);
   std::array<std::vector<ClaWorkItem>, detail::kMaxTileClasses> items;
@@ -123,6 +126,10 @@ std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
     items.at(i).resize(to_size(plan.counts().num_items.at(i)));
     step.plan.items.at(i) = items.at(i);
   }
+  std::vector<ClaListedRow> listed(to_size(plan.counts().num_listed));
+  step.plan.listed = listed;
+  std::vector<std::int32_t> tree_rows(to_size(plan.counts().num_tree_ints));
+  step.plan.tree_rows = tree_rows;
   plan.write(std::vector<std::int32_t>(to_size(batch.num_reqs)), step.plan);
   return launches_of(step);
 }

@@ -3,7 +3,11 @@
 #include <clattn/attn_utils.hpp>
 #include <clattn/cascade.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/graph.hpp>
+#include <clattn/registry.hpp>
+#include <limits>
 #include <numeric>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -26,7 +30,7 @@ constexpr std::int32_t kKVHeads = layer_test::kShape.num_kv_heads,
 
 clattn::AttentionOptions options_of(std::string prefix, std::int32_t window) {
   clattn::AttentionOptions options = layer_test::layer_options(std::move(prefix));
-  options.per_layer_sliding_window = window;
+  options.config.sliding_window = window;
   return options;
 }
 
@@ -72,10 +76,66 @@ TEST(AttnUtils, SpecsFollowTheLayers) {
   EXPECT_EQ(specs.at("layers.0.attn").page_size_bytes(), 2U * kPage * kKVHeads * kDims * 4);
   clattn::LayerRegistry others;
   clattn::AttentionOptions options = options_of("layers.0", 0);
-  options.attn_type = clattn::AttentionType::kEncoderOnly;
+  options.config.attn_type = clattn::AttentionType::kEncoderOnly;
   const Attention encoder(all_contexts().at(0), others, options);
   EXPECT_EQ(error_text([&] { get_kv_cache_spec(others); }),
             "layer layers.0: attn_type is encoder_only, legal: decoder");
+}
+
+/// The spec of a layer whose window has these sides.
+clattn::KVCacheSpec spec_of(std::int32_t left, std::int32_t right) {
+  clattn::LayerRegistry layers;
+  clattn::AttentionOptions options = options_of("layers.0", 0);
+  options.config.window_left = left;
+  options.config.window_right = right;
+  const Attention layer(all_contexts().at(0), layers, options);
+  return get_kv_cache_spec(layers).at("layers.0");
+}
+
+TEST(AttnUtils, SpecsFollowTheLeftSidesOfWindows) {
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  EXPECT_EQ(spec_of(5, -1).kind, KVCacheKind::kSlidingWindow);
+  EXPECT_EQ(spec_of(5, -1).sliding_window, 6);
+  EXPECT_EQ(spec_of(0, 3).sliding_window, 1);
+  EXPECT_EQ(spec_of(kMost, -1).sliding_window, kMost);
+  EXPECT_EQ(spec_of(-1, 3).kind, KVCacheKind::kFull);
+  EXPECT_EQ(spec_of(-1, 3).sliding_window, 0);
+}
+
+/// The configuration that the plan of two layers' group is made for.
+clattn::AttentionConfig plan_of(void (*change)(clattn::AttentionConfig& one,
+                                               clattn::AttentionConfig& other)) {
+  const auto& context = all_contexts().at(0);
+  clattn::AttentionOptions one = options_of("layers.0", 0), other = options_of("layers.1", 0);
+  change(one.config, other.config);
+  clattn::LayerRegistry layers;
+  const Attention first(context, layers, one), second(context, layers, other);
+  clattn::KVCacheConfig config;
+  config.groups = {{{"layers.0", "layers.1"}, get_kv_cache_spec(layers).at("layers.0")}};
+  return init_attn_backend(config, layers, context).at(0).config;
+}
+
+TEST(AttnUtils, AGroupPlansForTheWiderOfEachSide) {
+  using Config = clattn::AttentionConfig;
+  const Config mixed = plan_of([](Config& one, Config& other) {
+    one.sliding_window = 10;
+    other.window_left = 20;
+    other.window_right = 3;
+  });
+  EXPECT_EQ(mixed.sliding_window, 0);
+  EXPECT_EQ(mixed.window_left, 20);
+  EXPECT_EQ(mixed.window_right, 9);
+  const Config causal = plan_of([](Config& one, Config& other) {
+    one.sliding_window = 10;
+    other.window_left = 4;
+  });
+  EXPECT_EQ(causal.sliding_window, 0);
+  EXPECT_EQ(causal.window_left, 9);
+  EXPECT_EQ(causal.window_right, -1);
+  const Config full = plan_of([](Config& one, Config&) { one.window_left = 4; });
+  EXPECT_EQ(full.sliding_window, 0);
+  EXPECT_EQ(full.window_left, -1);
+  EXPECT_EQ(full.window_right, -1);
 }
 
 // A1.1, A3: a group's one plan either cascades for all its layers or for none.
@@ -101,10 +161,10 @@ TEST(AttnUtils, AGroupCascadesOnlyIfAllItsLayersCan) {
   };
   using Options = clattn::AttentionOptions;
   EXPECT_TRUE(answer([](Options&) {}));
-  EXPECT_TRUE(answer([](Options& o) { o.logits_soft_cap = 30; }));
-  EXPECT_FALSE(answer([](Options& o) { o.per_layer_sliding_window = 64; }));
+  EXPECT_TRUE(answer([](Options& o) { o.config.logits_soft_cap = 30; }));
+  EXPECT_FALSE(answer([](Options& o) { o.config.sliding_window = 64; }));
   EXPECT_FALSE(answer([](Options& o) {
-    o.alibi_slopes.assign(static_cast<std::size_t>(layer_test::kShape.num_heads), 0.5F);
+    o.config.alibi_slopes.assign(static_cast<std::size_t>(layer_test::kShape.num_heads), 0.5F);
   }));
 }
 
@@ -128,9 +188,8 @@ TEST(AttnUtils, AModelOfTwoGroupsRunsAStep) {
         model.full.kv_cache(), model.narrow.kv_cache(), model.windowed.kv_cache()};
     EXPECT_EQ(caches, by_index);
     EXPECT_EQ(model.sharer.kv_cache(), model.full.kv_cache());
-    // M3: NHD, unless somebody says otherwise.
-    EXPECT_EQ(clattn::AttentionState::get_kv_cache_layout(), clattn::KVCacheLayout::kNHD);
-    for (const auto* cache : caches) EXPECT_EQ(cache->head_stride, layer_test::kShape.head_size);
+    // The backend's preferred layout, unless somebody says otherwise.
+    for (const auto* cache : caches) EXPECT_GT(cache->head_stride, cache->token_stride);
 
     Step full(layer_test::kShape, 1);
     full.add_request(1, 0, {5, 99, 99});
@@ -160,6 +219,72 @@ TEST(AttnUtils, AModelOfTwoGroupsRunsAStep) {
   }
 }
 
+// A3: layers of one cache group and two backends share its pages, not their plan or its memory.
+TEST(AttnUtils, A3_LayersOfTwoBackendsShareACacheGroup) {
+  for (const auto& context : all_contexts()) {
+    const Device device(context);
+    clattn::LayerRegistry layers;
+    std::vector<std::unique_ptr<Attention>> model;
+    for (const char* const backend : {"FLASHINFER", "XFORMERS", "FLASHINFER"}) {
+      clattn::AttentionOptions options =
+          options_of("layers." + std::to_string(model.size()) + ".attn", 0);
+      options.config.dtype = DType::kF16;
+      options.attn_backend = clattn::find_attn_backend(backend);
+      model.push_back(std::make_unique<Attention>(context, layers, options));
+    }
+    const clattn::KVCacheSpec spec = get_kv_cache_spec(layers).at("layers.0.attn");
+    clattn::KVCacheConfig config{
+        .num_blocks = 6, .tensors = {}, .groups = {{{}, spec}, {{}, spec}}};
+    for (const auto& layer : model) {
+      const std::size_t id = layer == model.back() ? 1 : 0;
+      config.groups[id].layer_names.push_back(layer->layer_name());
+      config.tensors.push_back({6 * spec.page_size_bytes(), {layer->layer_name()}});
+    }
+    clattn::BuilderOptions options;
+    options.limits = {.max_num_reqs = 4, .max_num_batched_tokens = 64, .max_model_len = 96};
+    const auto groups = init_attn_backend(config, layers, context, options);
+    ASSERT_EQ(groups.size(), 3U);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(groups[i].kv_cache_group_id, i == 2 ? 1 : 0);
+      EXPECT_EQ(groups[i].backend, model[i]->get_attn_backend());
+      EXPECT_EQ(groups[i].layer_names, std::vector{model[i]->layer_name()});
+    }
+    init_kv_cache(config, layers, groups, *context, device.queue);
+    // As each backend shapes it: XFORMERS keeps all keys in front of all values.
+    EXPECT_GT(model[1]->kv_cache()->v_offset, model[0]->kv_cache()->v_offset);
+    const std::vector<std::int32_t> starts = {0, 40}, lens = {40}, own = {0, 2, 1},
+                                    others = {4, 0, 5};
+    const std::vector<clattn::GroupPages> pages = {{own, 3}, {others, 3}};
+    const auto metadata = build_attn_metadata(
+        device.queue, groups, clattn::CommonAttentionMetadata::of(starts, lens, {}), pages);
+    EXPECT_EQ(metadata.at("layers.0.attn")->backend(), "FLASHINFER");
+    EXPECT_EQ(metadata.at("layers.1.attn")->backend(), "XFORMERS");
+    // The backends have the same kernels, so the same rows have the same bits wherever they lie.
+    constexpr std::size_t kRow = layer_test::kShape.num_heads * kDims;
+    std::mt19937 random(3);
+    std::vector<std::uint16_t> rows(40 * kRow);  // halves between 0.5 and 1
+    for (std::uint16_t& row : rows) row = static_cast<std::uint16_t>(0x3800U | (random() & 0x3FFU));
+    const clattn::Buffer in = context->allocate(rows.size() * 2);
+    device.queue.write(in, std::as_bytes(std::span(rows)));
+    std::vector<std::vector<std::uint16_t>> outputs;
+    for (const auto& layer : model) {
+      const clattn::Buffer out = context->allocate(rows.size() * 2);
+      layer->forward(device.queue,
+                     {.query = {in.handle()},
+                      .key = {in.handle()},
+                      .value = {in.handle()},
+                      .output = {out.handle()}},
+                     metadata.at(layer->layer_name()));
+      std::vector<std::uint16_t>& got = outputs.emplace_back(rows.size());
+      device.queue.read(out, std::as_writable_bytes(std::span(got)));
+      EXPECT_EQ(got, outputs.front()) << layer->layer_name();
+    }
+    // A query's first row is its value.
+    EXPECT_TRUE(std::equal(rows.begin(), rows.begin() + kDims, outputs.front().begin()));
+    device.queue.finish();
+  }
+}
+
 TEST(AttnUtils, ConfigurationsThatDoNotFitTheLayersAreRefused) {
   const auto& context = all_contexts().at(0);
   const Device device(context);
@@ -177,8 +302,8 @@ TEST(AttnUtils, ConfigurationsThatDoNotFitTheLayersAreRefused) {
   config = model.cache_config(1);
   {
     clattn::AttentionOptions options = options_of("layers.7.attn", 4);
-    options.dtype = DType::kF16;
-    options.cache_config->cache_dtype = DType::kF32;
+    options.config.dtype = DType::kF16;
+    options.config.kv_cache_dtype = DType::kF32;
     const Attention half(context, model.layers, options);
     config.groups[1].layer_names.emplace_back("layers.7.attn");
     EXPECT_EQ(error_text([&] { init_attn_backend(config, model.layers, context); }),
@@ -194,7 +319,13 @@ TEST(AttnUtils, ConfigurationsThatDoNotFitTheLayersAreRefused) {
   EXPECT_EQ(error_text([&] {
               build_attn_metadata(device.queue, groups, clattn::CommonAttentionMetadata{}, {});
             }),
-            "pages: 0 given, legal: one for each of the 2 groups");
+            "pages: 0 given, legal: one for each of the 2 KV cache groups");
+  const std::span<const clattn::AttentionGroup> too_few = std::span(groups).first(1);
+  EXPECT_EQ(error_text([&] {
+              init_kv_cache(model.cache_config(1), model.layers, too_few, *context, device.queue);
+            }),
+            "groups: none holds layer 'layers.2.attn' of the configuration's group 1, legal: those "
+            "that init_attn_backend() made from it");
 }
 
 /// A group's layers may have kernels of other tiles: what a driver spills depends on the options.
@@ -206,7 +337,7 @@ TEST(AttnUtils, LayersOfOneGroupMayHaveOtherTiles) {
       clattn::LayerRegistry layers;
       clattn::AttentionOptions first = options_of("layers.0", 0),
                                second = options_of("layers.1", 0);
-      (small_first ? first : second).kernel_family = clattn::KernelFamily::kGpu;
+      (small_first ? first : second).config.kernel_family = clattn::KernelFamily::kGpu;
       Attention one(context, layers, first);
       Attention other(context, layers, second);
       clattn::KVCacheConfig config;
@@ -271,7 +402,7 @@ TEST(AttnUtils, A7_PagesBesideStatesAreInOnePiece) {
   const Device device(context);
   clattn::LayerRegistry layers;
   clattn::AttentionOptions options = options_of("layers.0", 0);
-  options.dtype = clattn::DType::kF16;
+  options.config.dtype = clattn::DType::kF16;
   options.attn_backend = clattn::find_attn_backend("XFORMERS");
   const Attention layer(context, layers, options);
   auto specs = get_kv_cache_spec(layers);
@@ -295,6 +426,36 @@ TEST(AttnUtils, A7_PagesBesideStatesAreInOnePiece) {
   specs["layers.0"].page_size_padded = specs["layers.0"].page_size_bytes();
   init();
   EXPECT_NE(layer.kv_cache(), nullptr);
+}
+
+TEST(AttnUtils, EveryWayToMakeACacheHasOneDefaultLayout) {
+  const auto& context = all_contexts().at(0);
+  const Device device(context);
+  for (const auto set :
+       {std::optional<clattn::KVCacheLayout>{}, std::optional(clattn::KVCacheLayout::kNHD),
+        std::optional(clattn::KVCacheLayout::kHND)}) {
+    clattn::set_kv_cache_layout(set);
+    const clattn::AttentionOptions options = options_of("layers.0", 0);
+    clattn::LayerRegistry layers;
+    Attention layer(context, layers, options);
+    const auto backend = layer.get_attn_backend();
+    const bool by_head =
+        default_kv_cache_layout(*backend, context->capabilities()) == clattn::KVCacheLayout::kHND;
+    EXPECT_EQ(by_head, set != clattn::KVCacheLayout::kNHD);
+    const clattn::KVCache single =
+        make_kv_cache(*context, device.queue, *backend, layer.config(), 4);
+    const auto specs = get_kv_cache_spec(layers);
+    const clattn::KVCacheConfig config{4,
+                                       {{4 * specs.at("layers.0").page_size_bytes(), {"layers.0"}}},
+                                       {{{"layers.0"}, specs.at("layers.0")}}};
+    const auto groups = init_attn_backend(config, layers, context);
+    init_kv_cache(config, layers, groups, *context, device.queue);
+    const clattn::Session session(context, device.queue, {.layers = {options}, .num_blocks = 4});
+    for (const clattn::KVCache* cache : {&single, layer.kv_cache(), session.layer(0).kv_cache()}) {
+      EXPECT_EQ(cache->head_stride > cache->token_stride, by_head);
+    }
+  }
+  clattn::set_kv_cache_layout(std::nullopt);
 }
 
 // M11: one workspace for all builders, given to them later.

@@ -156,7 +156,7 @@ struct Made {
   cascade_test::Model model{c};
   std::shared_ptr<clattn::Context> context = all_contexts().front();
   clattn::Queue queue = context->create_queue();
-  const clattn::AttentionBackend& backend = clattn::get_attn_backend(c.config, nullptr);
+  const clattn::AttentionBackend& backend = *clattn::get_attn_backend(c.config, nullptr);
 };
 
 TEST(Cascade, AWarmStepAllocatesNothing) {
@@ -200,16 +200,19 @@ TEST(Cascade, A6_8_LayersThatCannotCascadeAreRefused) {
   };
   using Config = clattn::AttentionConfig;
   EXPECT_EQ(reasons([](Config& c) { c.alibi_slopes.assign(8, 0.5F); }),
-            "Cascade attention does not support ALiBi.");
+            "Cascade attention does not support alibi_slopes.");
   EXPECT_EQ(reasons([](Config& c) { c.sliding_window = 64; }),
-            "Cascade attention does not support sliding window.");
+            "Cascade attention does not support sliding_window.");
+  EXPECT_EQ(reasons([](Config& c) { c.window_left = c.window_right = 0; }),
+            "Cascade attention does not support window_left.; Cascade attention does not support "
+            "window_right.");
   EXPECT_EQ(reasons([](Config& c) { c.attention_chunk_size = 64; }),
-            "Cascade attention does not support local attention.");
+            "Cascade attention does not support attention_chunk_size.");
   EXPECT_EQ(reasons([](Config& c) { c.custom_mask = c.output_fp8 = true; }),
-            "Cascade attention does not support custom masks.; Cascade attention does not support "
-            "fp8 output.");
+            "Cascade attention does not support custom_mask.; Cascade attention does not support "
+            "output_fp8.");
   EXPECT_EQ(reasons([](Config& c) { c.attn_type = clattn::AttentionType::kEncoderDecoder; }),
-            "Cascade attention does not support attn_type other than decoder.");
+            "Cascade attention does not support attn_type encoder_decoder.");
 }
 
 TEST(Cascade, A6_8_BatchesWithoutACommonPrefixAreRefused) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/graph.hpp>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -127,6 +128,7 @@ struct Options {
   clattn::ReplayMode mode = clattn::ReplayMode::kAuto;
   clattn::DType dtype = clattn::DType::kF32;
   clattn::KernelFamily family = clattn::KernelFamily::kAuto;
+  std::string_view backend = {};
 };
 
 /// Random rows for every layer, the same on each side, and outputs that show what was not written.
@@ -174,7 +176,8 @@ std::map<std::int32_t, clattn::Graph> record(const clattn::Context& context,
 void expect_same_bits(const std::shared_ptr<clattn::Context>& context, const Options& options) {
   clattn::AttentionConfig config = graph_config(options.dtype);
   config.kernel_family = options.family;
-  const auto& backend = clattn::get_attn_backend(config, &context->capabilities());
+  const auto& backend =
+      *clattn::get_attn_backend(config, &context->capabilities(), options.backend);
   const clattn::Queue queue = context->create_queue();
   clattn::BuilderOptions builder_options;
   builder_options.num_splits = options.num_splits;
@@ -235,6 +238,16 @@ TEST(Graph, AReplayOverF16HasThem) {
     expect_same_bits(context, {.dtype = clattn::DType::kF16});
 }
 
+// One state serves every backend that can be recorded.
+TEST(Graph, A2_4_EveryBackendsStepsAreRecorded) {
+  for (const auto& context : all_contexts()) {
+    for (const std::string_view backend : {"FLASHINFER", "XFORMERS"}) {
+      SCOPED_TRACE(backend);
+      expect_same_bits(context, {.dtype = clattn::DType::kF16, .backend = backend});
+    }
+  }
+}
+
 // Which way pays is the platform's: PoCL's command buffers cost more than their launches.
 TEST(Graph, EveryModeHasThem) {
   for (const auto& context : all_contexts()) {
@@ -254,7 +267,7 @@ TEST(Graph, EveryModeHasThem) {
 clattn::AttentionState make_state(const std::shared_ptr<clattn::Context>& context) {
   clattn::BuilderOptions options;
   options.limits.num_blocks = kBlocks;
-  return {context, clattn::get_attn_backend(graph_config(), &context->capabilities()),
+  return {context, *clattn::get_attn_backend(graph_config(), &context->capabilities()),
           graph_config(), options};
 }
 
@@ -290,7 +303,7 @@ TEST(Graph, WhatCannotBeReplayedIsRefused) {
 
 TEST(Graph, WhatAReplayWouldFindChangedOrGoneIsNotRecorded) {
   const auto& context = all_contexts().front();
-  const auto& backend = clattn::get_attn_backend(graph_config(), &context->capabilities());
+  const auto& backend = *clattn::get_attn_backend(graph_config(), &context->capabilities());
   const clattn::Queue queue = context->create_queue();
   const auto impl = backend.make_impl(context, graph_config());
   const auto builder = backend.make_builder(context, graph_config());
@@ -353,7 +366,7 @@ TEST(Graph, WhatAReplayWouldFindChangedOrGoneIsNotRecorded) {
 // A request's only query is its last token, so there is no later key to see; of two there is.
 TEST(Graph, RecordedStepsAreCausalWhereItMatters) {
   const auto& context = all_contexts().front();
-  const auto& backend = clattn::get_attn_backend(graph_config(), &context->capabilities());
+  const auto& backend = *clattn::get_attn_backend(graph_config(), &context->capabilities());
   const clattn::Queue queue = context->create_queue();
   clattn::BuilderOptions options;
   options.graph_batch_size = 2;
@@ -378,7 +391,7 @@ TEST(Graph, ACausalPlanIsRefusedByACrossAttentionLayer) {
   const auto& context = all_contexts().front();
   clattn::AttentionConfig cross = graph_config();
   cross.attn_type = clattn::AttentionType::kEncoderDecoder;
-  const auto& backend = clattn::get_attn_backend(cross, &context->capabilities());
+  const auto& backend = *clattn::get_attn_backend(cross, &context->capabilities());
   const clattn::Queue queue = context->create_queue();
   const auto builder = backend.make_builder(context, graph_config());
   const auto impl = backend.make_impl(context, cross);

@@ -2,6 +2,7 @@
 
 #include <clattn/attn_utils.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/graph.hpp>
 #include <clattn/mla.hpp>
 #include <cmath>
 #include <cstring>
@@ -33,14 +34,14 @@ constexpr std::size_t kRow = std::size_t{kHeads} * kDims;
 clattn::AttentionOptions options_of(std::string prefix, std::int32_t window,
                                     AttentionType type = AttentionType::kDecoder) {
   clattn::AttentionOptions options;
-  options.num_heads = kHeads;
-  options.head_size = kDims;
-  options.num_kv_heads = kKVHeads;
+  options.config.num_heads = kHeads;
+  options.config.head_size = kDims;
+  options.config.num_kv_heads = kKVHeads;
   options.prefix = std::move(prefix);
-  options.dtype = clattn::DType::kF32;
-  options.cache_config = clattn::CacheConfig{.block_size = kPage};
-  options.per_layer_sliding_window = window;
-  options.attn_type = type;
+  options.config.dtype = clattn::DType::kF32;
+  options.config.block_size = kPage;
+  options.config.sliding_window = window;
+  options.config.attn_type = type;
   return options;
 }
 
@@ -202,7 +203,7 @@ class Model {
     truth.max_blocks = batch.block_table_stride;
     if (layer.config().sliding_window > 0) {
       truth.window_left = layer.config().sliding_window - 1;
-      truth.window_right = 0;
+      truth.window_right = truth.window_left;
     }
     const std::vector<float> rows = device_.download(query);
     const auto tokens = static_cast<std::size_t>(batch.num_actual_tokens);

@@ -91,7 +91,7 @@ TEST(GraphState, LaunchesOneByOneLeavePaddingOut) {
     Layer layer(context);
     expect_no_padding(layer, device.inline_ptx || device.kind == clattn::DeviceKind::kCpu);
     clattn::AttentionOptions scalar = layer_options();
-    scalar.kernel_family = clattn::KernelFamily::kGpu;
+    scalar.config.kernel_family = clattn::KernelFamily::kGpu;
     Layer by_launch(context, scalar);
     expect_no_padding(by_launch, false);
   }
@@ -107,7 +107,7 @@ TEST(GraphState, RecordedCrossAttentionReadsTheKeysOfItsReplays) {
                                          .block_size = 0,
                                          .dtype = clattn::DType::kF32,
                                          .attn_type = clattn::AttentionType::kEncoderDecoder};
-    const auto& backend = clattn::get_attn_backend(config, &context->capabilities());
+    const auto& backend = *clattn::get_attn_backend(config, &context->capabilities());
     const auto impl = backend.make_impl(context, config);
     clattn::BuilderOptions options;
     options.limits.num_blocks = 1;

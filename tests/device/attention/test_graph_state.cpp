@@ -4,6 +4,7 @@
 #include <chrono>
 #include <clattn/attn_utils.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/compat/flashinfer.hpp>
 #include <clattn/plugin.hpp>
 #include <functional>
 #include <limits>
@@ -67,6 +68,46 @@ TEST(GraphState, A2_7_CallsOutOfOrderAreRefused) {
 }
 
 // A2.7: "encoder-decoder capture only for backends named …": who cannot says so, by name.
+// A1.1: what a size is recorded with stores nothing and attends to nothing, as for a warm-up.
+TEST(GraphState, A1_1_CaptureMetadataHoldsNoRequest) {
+  for (const auto& context : all_contexts()) {
+    Layer layer(context);
+    const std::vector<float> cache = layer.download(layer.attention.kv_cache()->buffer);
+    AttentionState state = layer.state();
+    const auto capturing = state.graph_capture(kSize);
+    for (const std::int32_t size : {4, 3}) {
+      const auto& metadata = clattn::metadata_as<clattn::FlashInferMetadata>(
+          state.graph_capture_get_metadata_for_batch(layer.queue, size));
+      EXPECT_EQ(metadata.num_actual_tokens(), 0);
+      EXPECT_EQ(metadata.split(), clattn::BatchSplit{});
+      EXPECT_EQ(metadata.seq_lens.size(), 0U);
+      EXPECT_EQ(metadata.paged_kv_indices.size(), 0U);
+      const auto rows = static_cast<std::size_t>(size);
+      EXPECT_TRUE(
+          std::ranges::equal(metadata.paged_kv_indptr, std::vector<std::int32_t>(rows + 1, 0)));
+      EXPECT_TRUE(std::ranges::equal(metadata.slot_mapping(),
+                                     std::vector<std::int64_t>(rows, clattn::kPadSlotId)));
+      layer.forward(metadata);  // a warm-up
+      EXPECT_EQ(layer.download(layer.attention.kv_cache()->buffer), cache);
+      EXPECT_EQ(layer.download(layer.out), std::vector<float>(kSize * kDims, -7));
+    }
+  }
+}
+
+// A4.5: `_workspace_buffer`
+TEST(GraphState, A4_5_AStateTakesTheWorkspaceThatItIsGiven) {
+  const Layer layer(all_contexts().front());
+  clattn::BuilderOptions options = builder_options();
+  options.num_splits = 2;  // partial results, which need it
+  options.workspace = std::make_shared<clattn::AttentionWorkspace>();
+  AttentionState state = layer.state(options);
+  EXPECT_EQ(options.workspace->buffer.size_bytes(), 0U);
+  const auto capturing = state.graph_capture(kSize);
+  state.graph_capture_get_metadata_for_batch(layer.queue, kSize);
+  EXPECT_GT(options.workspace->buffer.size_bytes(), 0U);
+  layer.queue.finish();
+}
+
 TEST(GraphState, A2_7_ABackendThatCannotBeRecordedNamesItself) {
   Layer layer(all_contexts().front());
   clattn::AttentionConfig config = layer.attention.config();
@@ -74,8 +115,8 @@ TEST(GraphState, A2_7_ABackendThatCannotBeRecordedNamesItself) {
   const clattn::BackendPlugin plugin = clattn::load_backend_plugin(test::plugin_path("none"));
   AttentionState state(layer.context, *plugin.backend(), config, builder_options());
   EXPECT_EQ(capture_error(state, kSize),
-            "backend REFERENCE does not support this configuration: attn_type other than decoder "
-            "not supported by plugins");
+            "backend REFERENCE does not support this configuration: attn_type "
+            "encoder_decoder not supported by plugins");
 }
 
 // A4.5 begin_forward: decodes go to the state of their size, other steps to the state's own plan.
@@ -243,7 +284,7 @@ cl_uint references(const clattn::Buffer& buffer) {
 TEST(GraphState, AGraphKeepsWhatItIsBoundTo) {
   const auto& context = all_contexts().front();
   clattn::AttentionOptions options = layer_options();
-  options.alibi_slopes = {0.5F};
+  options.config.alibi_slopes = {0.5F};
   auto layer = std::make_unique<Layer>(context, options);
   auto state = std::make_unique<AttentionState>(layer->state());
   clattn::Graph graph;
@@ -288,7 +329,7 @@ TEST(GraphState, TheLongestStepFitsTheMemoryThatWasRecorded) {
   clattn::BuilderOptions options = builder_options();
   options.limits.max_model_len = kWidth * 16;
   for (const std::string name : {"FLASHINFER", "XFORMERS"}) {  // page lists; a dense table
-    const auto& backend = clattn::get_attn_backend(config, &layer.context->capabilities(), name);
+    const auto& backend = *clattn::get_attn_backend(config, &layer.context->capabilities(), name);
     AttentionState state(layer.context, backend, config, options);
     cl_mem memory = nullptr;
     {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <clattn/attn_utils.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/kv_scales.hpp>
 #include <cmath>
 #include <latch>
 #include <limits>
@@ -30,13 +31,14 @@ constexpr std::int32_t kHeads = 4, kKVHeads = 2, kDims = 64, kPage = 16;
 
 clattn::AttentionOptions options_of(DType dtype, DType cache_dtype, bool calculate) {
   clattn::AttentionOptions options;
-  options.num_heads = kHeads;
-  options.head_size = kDims;
-  options.num_kv_heads = kKVHeads;
+  options.config.num_heads = kHeads;
+  options.config.head_size = kDims;
+  options.config.num_kv_heads = kKVHeads;
   options.prefix = "layers.0";
-  options.dtype = dtype;
-  options.cache_config = clattn::CacheConfig{
-      .block_size = kPage, .cache_dtype = cache_dtype, .calculate_kv_scales = calculate};
+  options.config.dtype = dtype;
+  options.config.block_size = kPage;
+  options.config.kv_cache_dtype = cache_dtype;
+  options.calculate_kv_scales = calculate;
   return options;
 }
 

@@ -3,6 +3,7 @@
 #include <clattn/attn_utils.hpp>
 #include <clattn/clattn.hpp>
 #include <clattn/compat/virtual_batches.hpp>
+#include <clattn/compat/vllm_layer.hpp>
 #include <clattn/registry.hpp>
 #include <cmath>
 #include <functional>
@@ -45,35 +46,36 @@ TEST(Layer, ResolvesItsOptionsAsVLLMDoes) {
   const auto& context = all_contexts().at(0);
   clattn::LayerRegistry layers;
   AttentionOptions options;
-  options.num_heads = kHeads;
-  options.head_size = kDims;
-  options.scale = 0.125F;
+  options.config.num_heads = kHeads;
+  options.config.head_size = kDims;
+  options.config.scale = 0.125F;
   const Attention plain(context, layers, options);
   EXPECT_EQ(plain.config().num_kv_heads, kHeads);
   EXPECT_EQ(plain.config().block_size, 16);
   EXPECT_EQ(plain.config().kv_cache_dtype, std::nullopt);
   EXPECT_EQ(plain.config().sliding_window, 0);
-  EXPECT_EQ(plain.extra_repr(),
+  EXPECT_EQ(clattn::extra_repr(plain),
             "head_size=64, num_heads=4, num_kv_heads=4, scale=0.125, backend=FLASHINFER");
   EXPECT_EQ(plain.get_attn_backend()->name(), "FLASHINFER");
   EXPECT_FALSE(plain.has_sink());
   EXPECT_EQ(plain.kv_cache(), nullptr);
   EXPECT_FALSE(plain.scales());
-  EXPECT_EQ(error_text([&] { plain.process_weights_after_loading(DType::kBF16); }),
+  EXPECT_EQ(error_text([&] { clattn::process_weights_after_loading(plain, DType::kBF16); }),
             "act_dtype is bf16, legal: the layer's dtype, f16");
-  plain.process_weights_after_loading(DType::kF16);
+  clattn::process_weights_after_loading(plain, DType::kF16);
 
   options.prefix = "layers.1";
-  options.cache_config = clattn::CacheConfig{.block_size = 32, .sliding_window = 100};
-  options.sinks = {0, 0, 0, 0};
+  options.config.block_size = 32;
+  options.config.sliding_window = 100;
+  options.config.sinks = {0, 0, 0, 0};
   const Attention windowed(context, layers, options);
   EXPECT_EQ(windowed.config().sliding_window, 100);
   EXPECT_EQ(windowed.config().block_size, 32);
   EXPECT_TRUE(windowed.has_sink());
   options.prefix = "layers.2";
-  options.per_layer_sliding_window = 7;
+  options.config.sliding_window = 7;
   EXPECT_EQ(Attention(context, layers, options).config().sliding_window, 7);
-  options.per_layer_sliding_window = 0;
+  options.config.sliding_window = 0;
   EXPECT_EQ(Attention(context, layers, options).config().sliding_window, 0);
   EXPECT_EQ(layers.layers().size(), 2U);  // those two are gone again
 }
@@ -83,27 +85,28 @@ TEST(Layer, A2_1_EveryOptionReachesTheConfiguration) {
   const auto& context = all_contexts().at(0);
   clattn::LayerRegistry layers;
   AttentionOptions options = layer_options("layers.0");
-  options.num_heads = 4;
-  options.num_kv_heads = 2;
-  options.alibi_slopes = {1, 2, 3, 4};
-  options.logits_soft_cap = 30;
-  options.attention_chunk_size = 64;
-  options.custom_mask = options.output_fp8 = true;
+  options.config.num_heads = 4;
+  options.config.num_kv_heads = 2;
+  options.config.alibi_slopes = {1, 2, 3, 4};
+  options.config.logits_soft_cap = 30;
+  options.config.attention_chunk_size = 64;
+  options.config.custom_mask = options.config.output_fp8 = true;
   options.attn_backend = clattn::find_attn_backend("FLASHINFER");
   const Attention layer(context, layers, options);
   EXPECT_EQ(layer.layer_name(), "layers.0");
   EXPECT_EQ(layer.get_attn_backend(), options.attn_backend);
   EXPECT_EQ(layer.config().num_kv_heads, 2);
-  EXPECT_EQ(layer.config().alibi_slopes, options.alibi_slopes);
+  EXPECT_EQ(layer.config().alibi_slopes, options.config.alibi_slopes);
   EXPECT_EQ(layer.config().logits_soft_cap, 30);
   EXPECT_EQ(layer.config().attention_chunk_size, 64);
   EXPECT_TRUE(layer.config().custom_mask);
   EXPECT_TRUE(layer.config().output_fp8);
   options = layer_options("layers.1");
-  options.attn_type = clattn::AttentionType::kEncoderOnly;
+  options.config.attn_type = clattn::AttentionType::kEncoderOnly;
   EXPECT_EQ(Attention(context, layers, options).config().attn_type,
             clattn::AttentionType::kEncoderOnly);
-  options = {.num_heads = 4, .head_size = 64 + 64, .use_mla = true, .prefix = "layers.2"};
+  options = {.config = {.num_heads = 4, .head_size = 64 + 64, .use_mla = true},
+             .prefix = "layers.2"};
   const Attention latent(context, layers, options);
   EXPECT_TRUE(latent.config().use_mla);
   EXPECT_EQ(latent.config().num_kv_heads, 1);
@@ -114,21 +117,21 @@ TEST(Layer, A2_1_EveryOptionReachesTheConfiguration) {
 TEST(Layer, RefusesWithVLLMsWords) {
   clattn::LayerRegistry layers;
   AttentionOptions options = layer_options("layers.0");
-  options.num_kv_heads = 3;
+  options.config.num_kv_heads = 3;
   EXPECT_EQ(refused(layers, options), "num_heads (4) is not divisible by num_kv_heads (3)");
   options = layer_options("layers.0");
-  options.cache_config->cache_dtype = DType::kFp8E5M2;
-  options.quant_config = clattn::QuantConfig{.fp8_checkpoint = true};
+  options.config.kv_cache_dtype = DType::kFp8E5M2;
+  options.fp8_checkpoint = true;
   EXPECT_EQ(refused(layers, options), "fp8_e5m2 kv-cache is not supported with fp8 checkpoints.");
   const Attention layer(all_contexts().at(0), layers, layer_options("layers.0"));
   EXPECT_EQ(refused(layers, layer_options("layers.0")), "Duplicate layer name: layers.0");
   options = layer_options("layers.1");
-  options.use_mla = true;
+  options.config.use_mla = true;
   options.attn_backend = layer.get_attn_backend();
   EXPECT_EQ(refused(layers, options, ErrorCode::kUnsupported),
             "backend FLASHINFER does not support this configuration: MLA not supported");
   options = layer_options("layers.1");
-  options.cache_config->is_attention_free = true;
+  options.config.is_attention_free = true;
   EXPECT_NE(refused(layers, options, ErrorCode::kUnsupported).find("NO_ATTENTION"),
             std::string::npos);
   EXPECT_EQ(layers.layers().size(), 1U);
@@ -154,13 +157,14 @@ TEST(Layer, SharingTargetsAreCheckedWithVLLMsWords) {
   EXPECT_EQ(share("layers.5", as_is), text("layers.5", "must come before the current layer."));
   EXPECT_EQ(share("layers.2", as_is),
             text("layers.2", "is not a valid Attention layer in the model."));
-  EXPECT_EQ(
-      share("layers.0",
-            [](AttentionOptions& o) { o.attn_type = clattn::AttentionType::kEncoderDecoder; }),
-      text("layers.0", "must be the same type as the current layer (encoder_decoder)."));
-  EXPECT_NE(
-      share("layers.0", [](AttentionOptions& o) { o.num_kv_heads = 4; }).find("must have KV heads"),
-      std::string::npos);
+  EXPECT_EQ(share("layers.0",
+                  [](AttentionOptions& o) {
+                    o.config.attn_type = clattn::AttentionType::kEncoderDecoder;
+                  }),
+            text("layers.0", "must be the same type as the current layer (encoder_decoder)."));
+  EXPECT_NE(share("layers.0", [](AttentionOptions& o) { o.config.num_kv_heads = 4; })
+                .find("must have KV heads"),
+            std::string::npos);
 }
 
 /// Takes heads of 64 by what a device reports, but its kernels fail to be made.
@@ -185,20 +189,21 @@ class Misfit final : public test::FakeBackend {
 TEST(Layer, A8_KernelsThatDoNotBuildGiveWayToTheNextBackend) {
   clattn::LayerRegistry layers;
   AttentionOptions options = layer_options("layers.0");
-  options.head_size = 64;
+  options.config.head_size = 64;
   clattn::register_backend(std::make_shared<Misfit>(ErrorCode::kUnsupported), 0);
   const Attention layer(all_contexts().at(0), layers, options);
   EXPECT_EQ(layer.get_attn_backend()->name(), "FLASHINFER");
   options.prefix = "layers.1";
-  options.attn_backend = clattn::list_attn_backends()[0]->shared_from_this();
+  options.attn_backend = clattn::list_attn_backends()[0];
   EXPECT_EQ(refused(layers, options, ErrorCode::kUnsupported), Misfit::kWhy);
   options.attn_backend = nullptr;
-  options.head_size = 12;
-  EXPECT_NE(refused(layers, options, ErrorCode::kUnsupported)
-                .find("Reasons: MISFIT: only heads of 64 | FLASHINFER: head_size 12"),
-            std::string::npos);
+  options.config.head_size = 12;
+  EXPECT_NE(
+      refused(layers, options, ErrorCode::kUnsupported)
+          .find("Reasons: MISFIT: only heads of 64 | other backends: FLASHINFER: head_size 12"),
+      std::string::npos);
   clattn::unregister_backend("MISFIT");
-  options.head_size = 64;
+  options.config.head_size = 64;
   for (const cl_int status : {CL_OUT_OF_RESOURCES, CL_SUCCESS}) {
     clattn::register_backend(std::make_shared<Misfit>(ErrorCode::kOpenCL, status), 0);
     EXPECT_EQ(refused(layers, options, ErrorCode::kOpenCL), Misfit::kWhy) << status;
@@ -270,7 +275,7 @@ TEST(Layer, ZeroesPaddingRowsOfTheFp8Output) {
     const Device device(context);
     clattn::LayerRegistry layers;
     AttentionOptions options = layer_options("layers.0");
-    options.output_fp8 = true;
+    options.config.output_fp8 = true;
     Attention layer(context, layers, options);
     Step step = two_prompts(1);
     const auto builder = layer.get_attn_backend()->make_builder(context, layer.config());
@@ -361,6 +366,11 @@ TEST(Layer, F3_ProfilesWithoutMetadataAndRefusesABatchWithoutACache) {
   const auto& metadata = builder->build(device.queue, step.batch());
   const std::vector<double> zeros(step.tokens() * kHeads * kDims, 0.0);
   EXPECT_EQ(step.run(device, layer, nullptr).out, zeros);
+  const clattn::Buffer rows = device.upload(std::vector<float>(step.tokens() * kHeads * kDims));
+  const clattn::AttentionTensors tensors{.query = {rows.handle()}, .output = {rows.handle()}};
+  EXPECT_EQ(error_text([&] { layer.forward(device.queue, tensors, nullptr); }),
+            "num_rows is 0, legal without attn_metadata (a profiling run): the rows of the output, "
+            "which are zeroed");
   // Neither a cache nor keys of its own.
   EXPECT_EQ(
       error_text([&] { step.run(device, layer, &metadata, {.omit_key_and_value = true}); }),
@@ -380,23 +390,23 @@ TEST(Layer, M5_WithoutACacheTokensAttendToTheirOwnKeys) {
       AttentionOptions options = layer_options(chunked ? "layers.1" : "layers.0");
       Step step = two_prompts(7);
       if (chunked) {
-        options.attention_chunk_size = 2 * kPage;
+        options.config.attention_chunk_size = 2 * kPage;
         step.set_chunk(2 * kPage);
       } else {
-        options.per_layer_sliding_window = 6;
+        options.config.sliding_window = 6;
         step.set_window(6);
       }
       // Of an 8-bit cache: it is not there yet, so nothing is rounded.
-      options.cache_config->cache_dtype = DType::kFp8E4M3;
+      options.config.kv_cache_dtype = DType::kFp8E4M3;
       Attention layer(context, layers, options);
       const auto builder = layer.get_attn_backend()->make_builder(context, layer.config());
       for (const bool causal : {true, false}) {
         if (chunked && !causal) continue;
         auto batch = step.batch();
-        batch.causal = causal;  // a window ends at its own token anyway
+        batch.causal = causal;
         const auto& metadata = builder->build(device.queue, batch);
         const auto out = step.run(device, layer, &metadata, {.padding_rows = 2, .row_gap = 8});
-        step.expect_truth(out);
+        step.expect_truth(out, causal);
         EXPECT_EQ(out.padding, std::vector<float>(2 * kHeads * kDims, 0.0F));
         EXPECT_TRUE(out.rest_untouched);
       }
@@ -405,7 +415,8 @@ TEST(Layer, M5_WithoutACacheTokensAttendToTheirOwnKeys) {
       const auto& computed = builder->build(device.queue, later.batch());
       EXPECT_EQ(error_text([&] { static_cast<void>(later.run(device, layer, &computed)); }),
                 "layer " + options.prefix +
-                    ": request 0 has 4 computed tokens, legal: 0 as long as no kv_cache is bound");
+                    ": no kv_cache is bound, but request 0 has 4 computed tokens, which only a "
+                    "cache could hold; legal: 0");
     }
     device.queue.finish();
   }
@@ -442,7 +453,7 @@ TEST(Layer, M7_CrossAttentionsFirstStepStoresTheEncodersKeys) {
     const Device device(context);
     clattn::LayerRegistry layers;
     AttentionOptions options = layer_options("layers.0.encoder_attn");
-    options.attn_type = clattn::AttentionType::kEncoderDecoder;
+    options.config.attn_type = clattn::AttentionType::kEncoderDecoder;
     Attention layer(context, layers, options);
     const auto builder = layer.get_attn_backend()->make_builder(context, layer.config());
     const clattn::Buffer keys = device.upload(key), values = device.upload(value),
@@ -470,6 +481,46 @@ TEST(Layer, M7_CrossAttentionsFirstStepStoresTheEncodersKeys) {
 }
 
 // A2.2: reads the target's cache, stores nothing.
+// N queries over fewer keys: the last one stands at the last key, as in a decoder, and those at
+// positions below 0 see what of their window reaches the keys.
+TEST(Layer, CrossAttentionsWindowCountsFromTheLastKey) {
+  const Device device(all_contexts().at(0));
+  constexpr std::size_t kQueries = 4, kKeys = 2;
+  clattn::AttentionConfig config{.num_heads = 1, .num_kv_heads = 1, .head_size = kDims};
+  config.block_size = 0;
+  config.dtype = DType::kF32;
+  config.sliding_window = 2;
+  config.attn_type = clattn::AttentionType::kEncoderDecoder;
+  const auto backend = clattn::get_attn_backend(config, &device.context->capabilities());
+  const auto impl = backend->make_impl(device.context, config);
+  const auto builder = backend->make_builder(device.context, config);
+  const std::vector<std::int32_t> starts = {0, kQueries}, lens = {kKeys};
+  auto batch = clattn::CommonAttentionMetadata::of(starts, lens, {});
+  const std::vector<std::int32_t> key_starts = {0, kKeys};
+  batch.key_start_loc = key_starts;
+  std::vector<float> values(kKeys * kDims);
+  for (std::size_t j = 0; j < kKeys; ++j) values[j * kDims + j] = 1;  // key j's is 1 in dim j
+  const clattn::Buffer zeros = device.upload(std::vector<float>(kQueries * kDims));
+  const clattn::Buffer value = device.upload(values);
+  const clattn::Buffer out = device.upload(std::vector<float>(kQueries * kDims, -1));
+  const clattn::Buffer lse = device.upload(std::vector<float>(kQueries, -1));
+  impl->forward_encoder(device.queue,
+                        {.query = {zeros.handle()},
+                         .key = {zeros.handle()},
+                         .value = {value.handle()},
+                         .output = {out.handle()},
+                         .lse = lse.handle()},
+                        builder->build(device.queue, batch));
+  const std::vector<float> got = device.download(out), sums = device.download(lse);
+  const float seen[kQueries][kKeys] = {{0, 0}, {1, 0}, {0.5F, 0.5F}, {0.5F, 0.5F}};
+  const float want[kQueries] = {-HUGE_VALF, 0, std::log(2.0F), std::log(2.0F)};
+  for (std::size_t i = 0; i < kQueries; ++i) {
+    for (std::size_t d = 0; d < kDims; ++d)
+      EXPECT_FLOAT_EQ(got[i * kDims + d], d < kKeys ? seen[i][d] : 0) << i << ", " << d;
+    EXPECT_FLOAT_EQ(sums[i], want[i]) << i;
+  }
+}
+
 TEST(Layer, ASharingLayerAttendsToItsTargetsCache) {
   for (const auto& context : all_contexts()) {
     const Device device(context);
@@ -477,7 +528,7 @@ TEST(Layer, ASharingLayerAttendsToItsTargetsCache) {
     Attention owner(context, layers, layer_options("layers.0"));
     AttentionOptions options = layer_options("layers.1");
     options.kv_sharing_target_layer_name = "layers.0";
-    options.fp8_products = true;
+    options.config.fp8_products = true;
     Attention sharer(context, layers, options);
     EXPECT_FALSE(sharer.config().fp8_products);  // the cache's scale of queries is its target's
     owner.bind_kv_cache(poisoned_cache(device, owner, 3));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
+#include <clattn/device.hpp>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,8 @@ using Programs = std::vector<std::string>;
 /// Layers with kernels of their own, and some that share theirs with another.
 std::vector<clattn::AttentionOptions> mixed_layers() {
   std::vector<clattn::AttentionOptions> layers(3, layer_test::layer_options(""));
-  layers[1].per_layer_sliding_window = 20;
-  layers[2].dtype = clattn::DType::kF16;
+  layers[1].config.sliding_window = 20;
+  layers[2].config.dtype = clattn::DType::kF16;
   for (std::size_t i = 0; i < layers.size(); ++i) layers[i].prefix = "layers." + std::to_string(i);
   return layers;
 }

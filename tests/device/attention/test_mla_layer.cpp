@@ -6,6 +6,7 @@
 #include <clattn/attn_utils.hpp>
 #include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/graph.hpp>
 #include <clattn/mla.hpp>
 #include <cmath>
 #include <limits>
@@ -118,11 +119,11 @@ TEST(MLALayer, A2_1_StepsStoreAndAttendInEveryType) {
 /// A layer of four heads over two KV heads, in f32.
 clattn::AttentionOptions plain_options(std::int32_t head_size) {
   clattn::AttentionOptions plain;
-  plain.num_heads = 4;
-  plain.num_kv_heads = 2;
-  plain.head_size = head_size;
+  plain.config.num_heads = 4;
+  plain.config.num_kv_heads = 2;
+  plain.config.head_size = head_size;
   plain.prefix = "layers.0";
-  plain.dtype = DType::kF32;
+  plain.config.dtype = DType::kF32;
   return plain;
 }
 
@@ -181,8 +182,8 @@ TEST(MLALayer, A7_LayersOfEveryKindShareATensor) {
     clattn::AttentionOptions plain = plain_options(80);
     Attention full(context, layers, plain);
     plain.prefix = "layers.1";
-    plain.num_kv_heads = 1;  // half a page
-    plain.per_layer_sliding_window = 5;
+    plain.config.num_kv_heads = 1;  // half a page
+    plain.config.sliding_window = 5;
     Attention windowed(context, layers, plain);
     Attention latent(context, layers, options_of(shape, "layers.2"));
 
@@ -275,7 +276,7 @@ TEST(MLALayer, BothPartsOfARowCountForItsScale) {
       Shape shape = small_shape();
       shape.cache_dtype = DType::kFp8E4M3;
       clattn::AttentionOptions options = options_of(shape, "layers.0");
-      options.cache_config->calculate_kv_scales = true;
+      options.calculate_kv_scales = true;
       clattn::LayerRegistry layers;
       Attention layer(context, layers, options);
       constexpr std::size_t kTokens = 3;
@@ -337,13 +338,14 @@ TEST(MLALayer, AWarmStepAllocatesNothing) {
   model.requests.step({1, 1}, 1);
   const auto batch = model.requests.batch();
   const clattn::Buffer rows = context->allocate(2 * 4 * 80 * 4);
+  const clattn::Buffer output = context->allocate(2 * 4 * 80 * 4);
   const auto step = [&] {
     const auto& metadata = model.groups[0].builder->build(model.queue, batch);
     model.layer.forward(model.queue,
                         {.query = {rows.handle()},
                          .key = {rows.handle()},
                          .value = {rows.handle()},
-                         .output = {rows.handle()}},
+                         .output = {output.handle()}},
                         &metadata, {.num_rows = 2});
   };
   for (int warm = 0; warm < 4; ++warm) step();
@@ -386,17 +388,17 @@ TEST(MLALayer, OptionsThatLatentAttentionLacksAreRefused) {
     return error_text([&] { const Attention layer(all_contexts()[0], layers, options); }, code);
   };
   using Options = clattn::AttentionOptions;
-  EXPECT_NE(refused(ErrorCode::kUnsupported, [](Options& o) { o.per_layer_sliding_window = 8; })
-                .find("CLATTN_MLA: MLA is not supported for sliding window"),
+  EXPECT_NE(refused(ErrorCode::kUnsupported, [](Options& o) { o.config.sliding_window = 8; })
+                .find("CLATTN_MLA: MLA is not supported for sliding_window"),
             std::string::npos);
-  EXPECT_NE(refused(ErrorCode::kUnsupported, [](Options& o) { o.num_kv_heads = 4; })
+  EXPECT_NE(refused(ErrorCode::kUnsupported, [](Options& o) { o.config.num_kv_heads = 4; })
                 .find("CLATTN_MLA: num_kv_heads is 4, supported: 1"),
             std::string::npos);
   const Attention first(all_contexts()[0], layers, options_of(small_shape(), "layers.0"));
   EXPECT_EQ(refused(ErrorCode::kInvalidArgument,
                     [](Options& o) {
                       o.kv_sharing_target_layer_name = "layers.0";
-                      o.rope_dim = 32;
+                      o.config.rope_dim = 32;
                     }),
             "Specified KV sharing target layer for layers.1 is not valid: target layer layers.0 "
             "must have KV heads, head_size, block_size, kv_cache_dtype, use_mla and rope_dim of "
@@ -445,7 +447,7 @@ TEST(MLALayer, WhatDoesNotFitTheLayerIsRefused) {
             std::string::npos);
   clattn::AttentionConfig plain = {
       .num_heads = 4, .num_kv_heads = 2, .head_size = 64, .block_size = 4, .dtype = DType::kF32};
-  const auto& flashinfer = clattn::get_attn_backend(plain, nullptr, "FLASHINFER");
+  const auto& flashinfer = *clattn::get_attn_backend(plain, nullptr, "FLASHINFER");
   const auto stranger = flashinfer.make_builder(context, plain);
   const auto& slots = stranger->build(model.queue, model.requests.batch());
   EXPECT_EQ(refused([&] { impl.write_kv_cache(model.queue, rows, rows, own, slots); }),

@@ -95,10 +95,10 @@ TEST(RefusedForward, LeavesNoTraceOfALayerOverPages) {
 TEST(RefusedForward, LeavesNoTraceOfALatentLayer) {
   for (const auto& context : all_contexts()) {
     AttentionOptions options = layer_options("layers.0");
-    options.num_kv_heads = 1;
-    options.head_size = 64 + 16;
-    options.use_mla = true;
-    options.rope_dim = 16;
+    options.config.num_kv_heads = 1;
+    options.config.head_size = 64 + 16;
+    options.config.use_mla = true;
+    options.config.rope_dim = 16;
     expect_no_trace(Device(context), options, {4 * 80, 64, 16, 4 * 64});
   }
 }
@@ -107,7 +107,7 @@ TEST(RefusedForward, LeavesNoTraceOfAPluginsLayer) {
   const clattn::BackendPlugin plugin = clattn::load_backend_plugin(test::plugin_path("none"));
   for (const auto& context : all_contexts()) {
     AttentionOptions options = layer_options("layers.0");
-    options.head_size = 8;
+    options.config.head_size = 8;
     options.attn_backend = plugin.backend();
     expect_no_trace(Device(context), options, {4 * 8, 2 * 8, 2 * 8, 4 * 8});
   }
@@ -118,7 +118,7 @@ TEST(RefusedForward, ZeroesNoRowOfAnEncoder) {
   const Device device(all_contexts().at(0));
   clattn::LayerRegistry layers;
   AttentionOptions options = layer_options("layers.0");
-  options.attn_type = clattn::AttentionType::kEncoderOnly;
+  options.config.attn_type = clattn::AttentionType::kEncoderOnly;
   Attention layer(device.context, layers, options);
   const auto builder = layer.get_attn_backend()->make_builder(device.context, layer.config());
   const std::array<std::int32_t, 2> starts = {0, 1};

@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <clattn/block_pool.hpp>
+#include <clattn/device.hpp>
+#include <clattn/registry.hpp>
 #include <clattn/session.hpp>
 #include <random>
 #include <string>
@@ -110,6 +113,27 @@ TEST_P(SessionOnDevice, WhatIsKnownIsFoundAtTheFirstStepToo) {
   EXPECT_EQ(rows.at(second).size(), 2U * kBlock * 4 * 64);  // of one block in both layers
   EXPECT_EQ(first_blocks(client.session, second, 1), first_blocks(client.session, first, 1));
   EXPECT_NE(client.session.block_table(second)[1], client.session.block_table(first)[1]);
+}
+
+// A verifier of drafts reads a row of every token, whoever computed them before.
+TEST_P(SessionOnDevice, EveryRowIsComputedIfTheCallerWantsIt) {
+  Client client = this->client();
+  Session& session = client.session;
+  const Tokens prompt = counting(0, kBlock), drafts = counting(500, 2 * kBlock + 1);
+  const RequestId first = session.add(prompt), second = session.add(prompt);
+  client.run({{first}, {second}});
+  const auto rows = client.run({{first, drafts}});
+  EXPECT_EQ(session.step({{second, drafts}}).num_tokens(), 1);  // the others are found
+  const clattn::StepRequest every{.id = second, .new_tokens = drafts, .compute_every_row = true};
+  EXPECT_EQ(client.run({every}).at(second), rows.at(first));
+  EXPECT_NE(session.block_table(second)[1], session.block_table(first)[1]);
+  // Nor does it find what was its own; in chunks, too.
+  session.evict(second);
+  clattn::StepRequest chunk{.id = second, .max_tokens = kBlock, .compute_every_row = true};
+  EXPECT_EQ(session.step({chunk}).num_tokens(), kBlock);
+  client.run({chunk});
+  client.run({chunk});
+  EXPECT_EQ(session.num_computed_tokens(second), 2 * kBlock);
 }
 
 TEST_P(SessionOnDevice, ForksShareTheirBlocksUntilTheyWrite) {
@@ -222,11 +246,11 @@ TEST_P(SessionOnDevice, StepsThatAreGivenUpDoNotCount) {
 TEST_P(SessionOnDevice, LatentForksAndSharedCaches) {
   SessionConfig config = small_config();
   for (clattn::AttentionOptions& layer : config.layers) {
-    layer.num_kv_heads = std::nullopt;
-    layer.head_size = 64 + 16;
-    layer.rope_dim = 16;
-    layer.use_mla = true;
-    layer.per_layer_sliding_window = 0;
+    layer.config.num_kv_heads = 0;
+    layer.config.head_size = 64 + 16;
+    layer.config.rope_dim = 16;
+    layer.config.use_mla = true;
+    layer.config.sliding_window = 0;
   }
   Client forked = client(config), plain = client(config);
   for (Client* each : {&forked, &plain}) each->run({{each->session.add(counting(0, 20))}});
@@ -336,6 +360,10 @@ TEST_P(SessionOnDevice, NamesWhatItRefuses) {
             }),
             "step: request 0: max_tokens is 0, legal: >= 1");
   EXPECT_EQ(error_text([&] { session.attend(2, {}); }), "Session: layer is 2, legal: 0 … 1");
+  config = small_config();
+  for (auto& layer : config.layers) layer.config.dtype = clattn::DType::kF16;
+  config.layers[1].attn_backend = clattn::find_attn_backend("XFORMERS");
+  EXPECT_EQ(refused(config), "Session: layers have backends FLASHINFER and XFORMERS, legal: one");
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, SessionOnDevice,

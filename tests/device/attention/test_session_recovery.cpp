@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <clattn/block_pool.hpp>
+#include <clattn/device.hpp>
 #include <clattn/session.hpp>
 #include <exception>
 #include <memory>
@@ -169,6 +171,66 @@ TEST_P(SessionRecovery, BatchesThatAreTriedAgainCountOnce) {
   }
 }
 
+// A model whose layers are those of two sessions, and which throws between their last attend()s.
+TEST_P(SessionRecovery, SessionsInLockstepCountAStepTogether) {
+  SessionConfig config = small_config();
+  config.explicit_commit = true;
+  Client first = client(config), second = client(config), calm = client();
+  Client* const both[] = {&first, &second};
+  for (Client* each : {&first, &second, &calm}) {
+    each->session.add(counting(0, 40));
+    each->session.add(counting(100, 20));
+  }
+  const std::vector<std::vector<StepRequest>> batches = {
+      {{0, {}, 20}, {1}}, {{0}, {1, {7}}}, {{1, {8, 9}}, {0, {5}}}};
+  for (const std::vector<StepRequest>& batch : batches) {
+    const State before(first.session, {0, 1});
+    const auto attend_all = [&](Client& client) {
+      const clattn::Step& step = client.session.step(batch);
+      for (std::int32_t l = 0; l < 2; ++l) client.attend(l, batch, step);
+    };
+    attend_all(first);  // and the model throws
+    EXPECT_EQ(error_text([&] { first.session.step({{9}}); }).find("request 9"), 9U);
+    EXPECT_EQ(State(first.session, {0, 1}), before);
+    for (Client* each : both) attend_all(*each);
+    for (Client* each : both) each->session.commit();
+    calm.run(batch);
+    const State wanted(calm.session, {0, 1});
+    for (Client* each : both) {
+      const State got(each->session, {0, 1});
+      EXPECT_EQ(got.tokens, wanted.tokens);
+      EXPECT_EQ(got.computed, wanted.computed);
+      EXPECT_EQ(got.num_used, wanted.num_used);
+    }
+  }
+}
+
+TEST_P(SessionRecovery, CommitsOnlyWhatIsToBeCommitted) {
+  Client client = this->client();
+  EXPECT_EQ(error_text([&] { client.session.commit(); }),
+            "commit: explicit_commit is false, legal: a session made with it");
+  SessionConfig config = small_config();
+  config.explicit_commit = true;
+  Client other = this->client(config);
+  Session& session = other.session;
+  const std::string none =
+      "commit: 0 of 2 layers have been attended, legal: all of them, once a step";
+  EXPECT_EQ(error_text([&] { session.commit(); }), none);
+  const std::vector<StepRequest> batch = {{session.add(counting(0, 20))}};
+  const clattn::Step& step = session.step(batch);
+  EXPECT_EQ(error_text([&] { session.commit(); }), none);
+  other.attend(1, batch, step);
+  EXPECT_EQ(error_text([&] { session.commit(); }),
+            "commit: 1 of 2 layers have been attended, legal: all of them, once a step");
+  other.attend(0, batch, step);
+  EXPECT_EQ(session.num_computed_tokens(0), 0);
+  EXPECT_TRUE(session.blocks().find_prefix(session.tokens(0)).empty());
+  session.commit();
+  EXPECT_EQ(session.num_computed_tokens(0), 20);
+  EXPECT_EQ(session.blocks().find_prefix(session.tokens(0)).size(), 1U);
+  EXPECT_EQ(error_text([&] { session.commit(); }), none);
+}
+
 // Evicting a request does not say whether the step goes on.
 TEST_P(SessionRecovery, RequestsEvictedInAStepKeepItsTokensIfItIsCompleted) {
   Client client = this->client();
@@ -240,7 +302,7 @@ TEST_P(SessionRecovery, SaltsPartEqualPrompts) {
 
 TEST_P(SessionRecovery, LayersWithMasksShareNoPrefix) {
   SessionConfig config = small_config();
-  config.layers[1].custom_mask = true;
+  config.layers[1].config.custom_mask = true;
   Client client = this->client(config);
   Session& session = client.session;
   const Tokens prompt = counting(0, 40);

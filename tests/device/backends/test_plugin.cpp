@@ -3,6 +3,8 @@
 #include <clattn/attn_utils.hpp>
 #include <clattn/cascade.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/compat/vllm_layer.hpp>
+#include <clattn/graph.hpp>
 #include <clattn/plugin.hpp>
 #include <memory>
 #include <string>
@@ -54,17 +56,17 @@ TEST(Plugin, UsersKeepItLoadedAndTheLastOneUnloadsIt) {
     auto plugin = std::make_unique<clattn::BackendPlugin>(clattn::load_backend_plugin(kPlugin));
     clattn::LayerRegistry layers;
     clattn::AttentionOptions options;
-    options.num_heads = 4;
-    options.num_kv_heads = 2;
-    options.head_size = 8;
-    options.dtype = DType::kF32;
-    options.cache_config = clattn::CacheConfig{.block_size = 4};
+    options.config.num_heads = 4;
+    options.config.num_kv_heads = 2;
+    options.config.head_size = 8;
+    options.config.dtype = DType::kF32;
+    options.config.block_size = 4;
     options.attn_backend = plugin->backend();
     clattn::Attention layer(device.context, layers, options);
     const auto builder = plugin->backend()->make_builder(device.context, layer.config());
     options.attn_backend = nullptr;
     plugin.reset();
-    for (const auto* backend : clattn::list_attn_backends())
+    for (const auto& backend : clattn::list_attn_backends())
       EXPECT_NE(backend->name(), "REFERENCE");
     EXPECT_TRUE(test::is_loaded(kPlugin));
 
@@ -72,7 +74,7 @@ TEST(Plugin, UsersKeepItLoadedAndTheLastOneUnloadsIt) {
         .block_size = 4, .num_kv_heads = 2, .head_size = 8, .dtype = DType::kF32};
     layer.bind_kv_cache(reshape_kv_cache(device.context->allocate(3 * spec.page_size_bytes()), spec,
                                          *layer.get_attn_backend(), clattn::KVCacheLayout::kNHD));
-    EXPECT_EQ(layer.extra_repr().find("backend=REFERENCE") == std::string::npos, false);
+    EXPECT_EQ(clattn::extra_repr(layer).find("backend=REFERENCE") == std::string::npos, false);
     Step step({4, 2, 8, 4}, 5);
     step.add_request(7, 0, {2, 0});
     const auto& metadata = builder->build(device.queue, step.batch());
@@ -109,7 +111,7 @@ TEST(Plugin, ChecksWhatItsCallsAreGiven) {
   EXPECT_EQ(forward(metadata, wrong),
             "kv_cache: 4 tokens x 2 heads x 16 of f32, legal: 4 x 2 x 8 of f32");
   const auto stranger =
-      clattn::get_attn_backend(config, nullptr, "FLASHINFER").make_builder(device.context, config);
+      clattn::get_attn_backend(config, nullptr, "FLASHINFER")->make_builder(device.context, config);
   EXPECT_EQ(
       forward(stranger->build(device.queue, step.batch()), cache).find("attn_metadata: built"), 0U);
   // A1.10: what plugins do by themselves can neither be recorded nor taken over.
@@ -184,7 +186,7 @@ TEST(Plugin, B3_CachesOfOtherStridesAndShortTensorsAreRefused) {
                     cache, metadata);
     });
   };
-  const auto& flashinfer = clattn::get_attn_backend(config, nullptr, "FLASHINFER");
+  const auto& flashinfer = *clattn::get_attn_backend(config, nullptr, "FLASHINFER");
   EXPECT_EQ(write(reshape_kv_cache(memory, spec, flashinfer, clattn::KVCacheLayout::kHND),
                   {rows.handle()}),
             "kv_cache: v_offset - k_offset 64, block_stride 128, token_stride 8, head_stride 32, "
@@ -197,8 +199,9 @@ TEST(Plugin, B3_CachesOfOtherStridesAndShortTensorsAreRefused) {
   EXPECT_EQ(write(cache, {rows.handle(), 60}),
             "key: its 3 rows end at element 108, legal: the buffer's 96");
   const clattn::Buffer small = device.context->allocate(16);
-  EXPECT_EQ(forward(small, rows), "output: its 3 rows end at element 96, legal: the buffer's 4");
-  EXPECT_EQ(forward(rows, small), "lse: its 3 rows end at element 12, legal: the buffer's 4");
+  const clattn::Buffer apart = device.context->allocate(96 * sizeof(float));
+  EXPECT_EQ(forward(small, apart), "output: its 3 rows end at element 96, legal: the buffer's 4");
+  EXPECT_EQ(forward(apart, small), "lse: its 3 rows end at element 12, legal: the buffer's 4");
   spec.page_size_padded = spec.page_size_bytes() + 64;  // K and V together, wherever pages end
   const clattn::Buffer padded = device.context->allocate(2 * spec.page_size_bytes());
   EXPECT_EQ(

@@ -349,7 +349,7 @@ class AttentionOnDevice : public testing::TestWithParam<KernelFamily> {
                                                const CaseSpec& spec) {
     std::vector<std::string> names;
     const auto& backend =
-        clattn::get_attn_backend(spec.config, &context->capabilities(), spec.backend);
+        *clattn::get_attn_backend(spec.config, &context->capabilities(), spec.backend);
     for (const clattn::KernelInfo& kernel : backend.make_impl(context, spec.config)->kernels())
       names.push_back(kernel.name);
     return names;
@@ -371,7 +371,7 @@ class AttentionOnDevice : public testing::TestWithParam<KernelFamily> {
     for (const auto& context : all_contexts()) {
       CaseSpec spec = small_case();
       spec.config.kernel_family = GetParam();
-      const auto& backend = clattn::get_attn_backend(spec.config, nullptr, "FLASHINFER");
+      const auto& backend = *clattn::get_attn_backend(spec.config, nullptr, "FLASHINFER");
       if (backend.validate_configuration(spec.config, &context->capabilities()).empty()) {
         able.push_back(context);
       } else {

@@ -4,6 +4,7 @@
 
 #include <clattn/cascade.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/registry.hpp>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -44,7 +45,7 @@ struct SharedPrefix {
 // A1.1: the order that brings decodes first, and whether anything moves.
 TEST(BuildOptions, A1_1_ReorderBatchBringsDecodesFirst) {
   const auto& context = all_contexts().front();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr);
   const auto order_of = [&](std::vector<std::int32_t> lengths, std::int32_t threshold) {
     clattn::BuilderOptions options;
     options.decode_threshold = threshold;
@@ -62,7 +63,7 @@ TEST(BuildOptions, A1_1_ReorderBatchBringsDecodesFirst) {
 TEST(BuildOptions, A1_1_TheCommonPrefixIsCheckedAndKept) {
   const auto& context = all_contexts().front();
   const clattn::Queue queue = context->create_queue();
-  for (const auto* backend : clattn::list_attn_backends()) {
+  for (const auto& backend : clattn::list_attn_backends()) {
     if (!backend->validate_configuration(small_config(), nullptr).empty()) continue;
     const auto builder = backend->make_builder(context, small_config());
     const auto build = [&](const SharedPrefix& step, std::int32_t tokens) -> const auto& {
@@ -90,7 +91,7 @@ TEST(BuildOptions, A1_1_TheCommonPrefixIsCheckedAndKept) {
   }
   clattn::AttentionConfig encoder = small_config();
   encoder.attn_type = clattn::AttentionType::kEncoder;
-  const auto builder = clattn::get_attn_backend(encoder, nullptr).make_builder(context, encoder);
+  const auto builder = clattn::get_attn_backend(encoder, nullptr)->make_builder(context, encoder);
   const std::vector<std::int32_t> starts = {0, 20}, lens = {20};
   EXPECT_EQ(error_text([&] {
               builder->build(queue, CommonAttentionMetadata::of(starts, lens, {}), nullptr,
@@ -220,7 +221,7 @@ TEST(BuildOptions, A1_10_AnUpdatedBlockTableEqualsAFullBuild) {
     const Groups& groups;
   } cases[] = {{0, 0, step}, {5, 0, decodes}, {5, 4, decodes}, {0, 0, unordered}};
   for (const auto& context : all_contexts()) {
-    for (const auto* backend : clattn::list_attn_backends()) {
+    for (const auto& backend : clattn::list_attn_backends()) {
       if (backend->is_mla()) continue;
       const clattn::Queue queue = context->create_queue();
       for (const auto& [graph, pad_size, groups] : cases) {
@@ -265,7 +266,7 @@ TEST(BuildOptions, A1_10_AnUpdatedBlockTableEqualsAFullBuild) {
 TEST(BuildOptions, A1_10_AWarmUpdateAllocatesNothing) {
   const auto& context = all_contexts().front();
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr);
   const auto one = backend.make_builder(context, small_config(), options_of(0));
   const auto two = backend.make_builder(context, small_config(), options_of(0));
   const Groups groups({{1, 150}, {2, 40}, {9, 60}});
@@ -284,12 +285,12 @@ TEST(BuildOptions, A1_10_AWarmUpdateAllocatesNothing) {
 TEST(BuildOptions, A1_10_WhatCannotBeTakenOverIsRefused) {
   const auto& context = all_contexts().front();
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr);
   const auto make = [&](auto change) {
     clattn::AttentionConfig config = small_config();
     clattn::BuilderOptions options = options_of(0);
     change(config, options);
-    return clattn::get_attn_backend(config, nullptr).make_builder(context, config, options);
+    return clattn::get_attn_backend(config, nullptr)->make_builder(context, config, options);
   };
   const auto same = make([](auto&, auto&) {});
   const Groups groups({{1, 150}, {2, 40}, {9, 60}});
@@ -307,7 +308,7 @@ TEST(BuildOptions, A1_10_WhatCannotBeTakenOverIsRefused) {
   EXPECT_EQ(refuses([](auto& c, auto&) { c.block_size = 32; }), other);
   EXPECT_EQ(refuses([](auto&, auto& o) { o.num_splits = 2; }), other);
   const auto dense = clattn::get_attn_backend(small_config(), nullptr, "XFORMERS")
-                         .make_builder(context, small_config(), options_of(0));
+                         ->make_builder(context, small_config(), options_of(0));
   EXPECT_EQ(error_text([&] { dense->update_block_table(queue, metadata, groups.pages(1)); }),
             other);
   const auto fits = make([](auto&, auto&) {});
@@ -334,7 +335,7 @@ TEST(BuildOptions, A1_10_WhatCannotBeTakenOverIsRefused) {
 TEST(BuildOptions, A1_1_CanRunInGraphIsWhatARecordedStepTakes) {
   const auto& context = all_contexts().front();
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr);
   ASSERT_EQ(backend.graph_support(), clattn::AttentionCGSupport::kUniformBatch);
   const auto eager = backend.make_builder(context, small_config(), options_of(0));
   const auto recorded = backend.make_builder(context, small_config(), options_of(3));
@@ -380,7 +381,7 @@ TEST(BuildOptions, A1_1_UseCascadeAttentionAsksBackendAndLayer) {
     clattn::AttentionConfig config = small_config();
     change(config);
     return clattn::get_attn_backend(config, nullptr, backend)
-        .make_builder(context, config)
+        ->make_builder(context, config)
         ->use_cascade_attention(query);
   };
   using Config = clattn::AttentionConfig;
@@ -391,6 +392,7 @@ TEST(BuildOptions, A1_1_UseCascadeAttentionAsksBackendAndLayer) {
   }));
   EXPECT_FALSE(answer("FLASHINFER", [](Config& c) { c.alibi_slopes = {1, 2, 3, 4}; }));
   EXPECT_FALSE(answer("FLASHINFER", [](Config& c) { c.sliding_window = 64; }));
+  EXPECT_FALSE(answer("FLASHINFER", [](Config& c) { c.window_left = 63; }));
   EXPECT_FALSE(answer("FLASHINFER", [](Config& c) { c.attention_chunk_size = 64; }));
   EXPECT_FALSE(answer("XFORMERS", [](Config&) {}));  // A5: False
   query.common_prefix_len = 240;

@@ -7,6 +7,8 @@
 #include <clattn/compat/flashinfer.hpp>
 #include <clattn/compat/paged_attention.hpp>
 #include <clattn/compat/xformers.hpp>
+#include <clattn/device.hpp>
+#include <clattn/registry.hpp>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -47,7 +49,7 @@ struct Decodes {
 
 TEST(Builder, AWarmStepAllocatesNothing) {
   for (const auto& context : all_contexts()) {
-    for (const auto* backend : clattn::list_attn_backends()) {
+    for (const auto& backend : clattn::list_attn_backends()) {
       if (backend->is_mla()) continue;  // MLALayer has its own
       const clattn::Queue queue = context->create_queue();
       const auto builder = backend->make_builder(context, small_config());
@@ -80,7 +82,7 @@ TEST(Builder, AWarmStepAllocatesNothing) {
 TEST(Builder, ARefusedBatchLeavesNoMetadata) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), &context->capabilities());
+  const auto& backend = *clattn::get_attn_backend(small_config(), &context->capabilities());
   const auto builder = backend.make_builder(context, small_config());
   const auto impl = backend.make_impl(context, small_config());
   const clattn::KVCache cache = make_kv_cache(*context, queue, backend, small_config(), 4);
@@ -100,7 +102,7 @@ TEST(Builder, ARefusedBatchLeavesNoMetadata) {
 TEST(Builder, F9_NoFailedAllocationEndsTheProcess) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  for (const auto* backend : clattn::list_attn_backends()) {
+  for (const auto& backend : clattn::list_attn_backends()) {
     if (backend->is_mla()) continue;
     const auto config = small_config();
     const Decodes decodes(3, 40);
@@ -125,7 +127,7 @@ TEST(Builder, F9_NoFailedAllocationEndsTheProcess) {
 TEST(Builder, FlashInferMetadataHasThePagingArrays) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr, "FLASHINFER");
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr, "FLASHINFER");
   const auto builder = backend.make_builder(context, small_config());
   // The worked example of the paging arrays: pages {[0,5,8],[1,6,7],[3,4]}; one prefill at the end.
   const std::vector<std::int32_t> starts = {0, 1, 2, 22};
@@ -172,7 +174,7 @@ TEST(Builder, FlashInferMetadataHasThePagingArrays) {
 TEST(Builder, M4_CountsAndViewsOfOtherOrders) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr, "FLASHINFER");
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr, "FLASHINFER");
   const auto builder = backend.make_builder(context, small_config());
   const std::vector<std::int32_t> lens = {20, 30, 5, 6}, table = {0, 1, 2, 3, 4, 9, 5, 9};
   const std::vector<std::int32_t> prefills_first = {0, 20, 30, 31, 32}, mixed = {0, 20, 21, 26, 27};
@@ -213,7 +215,7 @@ TEST(Impl, A5_TellsItsConfiguration) {
   config.logits_soft_cap = 30;
   for (const char* const name : {"FLASHINFER", "XFORMERS"}) {
     const auto impl =
-        clattn::get_attn_backend(config, nullptr, name).make_impl(all_contexts().front(), config);
+        clattn::get_attn_backend(config, nullptr, name)->make_impl(all_contexts().front(), config);
     const clattn::AttentionConfig& told = impl->config();
     EXPECT_EQ(told.num_heads, config.num_heads);
     EXPECT_EQ(told.num_kv_heads, config.num_kv_heads);
@@ -231,7 +233,7 @@ TEST(Impl, A5_TellsItsConfiguration) {
 TEST(Impl, M10_AMissingOutputIsRefused) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr);
   const auto builder = backend.make_builder(context, small_config());
   const auto impl = backend.make_impl(context, small_config());
   const auto cache = make_kv_cache(*context, queue, backend, small_config(), 1);
@@ -253,7 +255,7 @@ TEST(Builder, M6_CausalOfLayersThatSeeAllKeysIsRefused) {
        {clattn::AttentionType::kEncoderDecoder, clattn::AttentionType::kEncoder}) {
     clattn::AttentionConfig config = small_config();
     config.attn_type = type;
-    const auto builder = clattn::get_attn_backend(config, nullptr).make_builder(context, config);
+    const auto builder = clattn::get_attn_backend(config, nullptr)->make_builder(context, config);
     Decodes step(2, 1);
     builder->build(queue, step.batch);
     step.batch.causal = true;
@@ -268,7 +270,7 @@ TEST(Builder, M6_CausalOfLayersThatSeeAllKeysIsRefused) {
 TEST(Builder, A4_3_FlashInferMetadataViewsItsTwoSides) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr, "FLASHINFER");
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr, "FLASHINFER");
   clattn::BuilderOptions options;
   options.decode_threshold = 3;
   const auto builder = backend.make_builder(context, small_config(), options);
@@ -307,11 +309,88 @@ TEST(Builder, A4_3_FlashInferMetadataViewsItsTwoSides) {
   queue.finish();
 }
 
+// A4.3: `.device`
+TEST(Builder, A4_3_MetadataIsInItsBuildersContext) {
+  const auto& context = all_contexts().at(0);
+  const auto other = clattn::Context::create();
+  const auto backend = clattn::get_attn_backend(small_config(), nullptr);
+  for (const auto& made : {context, other}) {
+    const clattn::Queue queue = made->create_queue();
+    const auto builder = backend->make_builder(made, small_config());
+    const auto& metadata = builder->build(queue, Decodes(2, 40).batch);
+    cl_context owner = nullptr;
+    ASSERT_EQ(clGetMemObjectInfo(metadata.slot_mapping_buffer(), CL_MEM_CONTEXT, sizeof owner,
+                                 &owner, nullptr),
+              CL_SUCCESS);
+    EXPECT_EQ(owner, made->handle());
+    std::vector<std::int64_t> slots(2);
+    queue.read(clattn::Buffer::adopt(metadata.slot_mapping_buffer()),
+               std::as_writable_bytes(std::span(slots)), metadata.slot_mapping_offset_bytes());
+    EXPECT_TRUE(std::ranges::equal(slots, metadata.slot_mapping()));
+  }
+  EXPECT_NE(context->handle(), other->handle());
+}
+
+// A4.4: lists of a recorded step are as long as its batch size, as vLLM pads them for a graph.
+TEST(Builder, A4_4_PageListsOfRecordedStepsAreFilledUp) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const auto backend = clattn::get_attn_backend(small_config(), nullptr, "FLASHINFER");
+  clattn::BuilderOptions options{.limits = {.max_model_len = 64, .num_blocks = 8}};
+  options.graph_batch_size = 6;
+  const auto builder = backend->make_builder(context, small_config(), options);
+  const std::vector<std::int32_t> starts = {0, 1, 2, 3}, lens = {16, 20, 32},
+                                  table = {5, 0, 6, 7, 2, 3};
+  using Ints = std::vector<std::int32_t>;
+  const auto list = [](auto span) { return std::vector(span.begin(), span.end()); };
+  for (const std::int32_t size : {4, 6, 3}) {
+    auto batch = CommonAttentionMetadata::of(starts, lens, table);
+    batch.graph_pad_size = size;
+    const auto& metadata =
+        clattn::metadata_as<clattn::FlashInferMetadata>(builder->build(queue, batch));
+    Ints indptr = {0, 1, 3, 5}, last = {16, 4, 16};
+    indptr.resize(static_cast<std::size_t>(size) + 1, 5);
+    last.resize(static_cast<std::size_t>(size), 0);
+    EXPECT_EQ(list(metadata.paged_kv_indptr), indptr);
+    EXPECT_EQ(list(metadata.paged_kv_last_page_len), last);
+    EXPECT_EQ(list(metadata.paged_kv_indices), (Ints{5, 6, 7, 2, 3}));
+    EXPECT_EQ(list(metadata.decode_metadata().paged_kv_indptr), (Ints{0, 1, 3, 5}));
+  }
+  queue.finish();
+}
+
+// Rows without query tokens are on neither side where a side has nothing else.
+TEST(Builder, A2_5_ASideWithoutTokensIsEmpty) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const std::vector<std::int32_t> lens = {5, 20}, table = {1, 0, 2, 3};
+  const std::vector<std::int32_t> idle = {0, 0, 0}, prompt_second = {0, 0, 20};
+  for (const char* const name : {"FLASHINFER", "XFORMERS"}) {
+    const auto backend = clattn::get_attn_backend(small_config(), nullptr, name);
+    const auto builder = backend->make_builder(context, small_config());
+    const auto sides = [&](const std::vector<std::int32_t>& starts) {
+      const auto& made = builder->build(queue, CommonAttentionMetadata::of(starts, lens, table));
+      const auto both = [](const auto& metadata) {
+        const clattn::BatchView decodes = metadata.decode_metadata();
+        const clattn::BatchView prefills = metadata.prefill_metadata();
+        EXPECT_EQ(decodes.query_start_loc.size(), decodes.num_reqs == 0 ? 0U : 2U);
+        return std::array{decodes.num_reqs, prefills.num_reqs, prefills.num_tokens};
+      };
+      return name == std::string_view("XFORMERS")
+                 ? both(clattn::metadata_as<clattn::XFormersMetadata>(made))
+                 : both(clattn::metadata_as<clattn::FlashInferMetadata>(made));
+    };
+    EXPECT_EQ(sides(idle), (std::array{0, 0, 0})) << name;
+    EXPECT_EQ(sides(prompt_second), (std::array{0, 1, 20})) << name;
+  }
+  queue.finish();
+}
+
 // A2.4, get_metadata_cls: the wrong backend's class is refused by names.
 TEST(Builder, A2_4_MetadataIsOfItsBackendsClass) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr, "XFORMERS");
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr, "XFORMERS");
   const auto builder = backend.make_builder(context, small_config());
   const auto& metadata = builder->build(queue, Decodes(1, 16).batch);
   EXPECT_EQ(metadata.backend(), "XFORMERS");
@@ -324,7 +403,7 @@ TEST(Builder, A2_4_MetadataIsOfItsBackendsClass) {
 TEST(Builder, XFormersMetadataViewsItsTwoSides) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr, "XFORMERS");
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr, "XFORMERS");
   const auto builder = backend.make_builder(context, small_config());
   const std::vector<std::int32_t> starts = {0, 1, 4};
   const std::vector<std::int32_t> lens = {33, 3};
@@ -364,7 +443,7 @@ TEST(Builder, XFormersMetadataViewsItsTwoSides) {
 TEST(Builder, RefusesWhatItsLimitsAndTheCacheDoNotHold) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr);
   clattn::BuilderOptions options;
   options.limits = {
       .max_num_reqs = 2, .max_num_batched_tokens = 8, .max_model_len = 64, .num_blocks = 10};
@@ -384,7 +463,7 @@ TEST(Builder, RefusesWhatItsLimitsAndTheCacheDoNotHold) {
 
 TEST(Builder, RefusesLimitsWhoseStepsNoDeviceHolds) {
   const auto& context = all_contexts().at(0);
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr);
   clattn::BuilderOptions options;
   options.limits = {
       .max_num_reqs = 8, .max_num_batched_tokens = INT32_MAX, .max_model_len = INT32_MAX};
@@ -403,7 +482,7 @@ TEST(Builder, RefusesLimitsWhoseStepsNoDeviceHolds) {
 
 TEST(Builder, WorkspaceQueryIsExactAndGrowsWithTheBatch) {
   for (const auto& context : all_contexts()) {
-    const auto& backend = clattn::get_attn_backend(small_config(), &context->capabilities());
+    const auto& backend = *clattn::get_attn_backend(small_config(), &context->capabilities());
     clattn::BuilderOptions options;
     options.num_splits = 4;
     const auto builder = backend.make_builder(context, small_config(), options);
@@ -416,7 +495,7 @@ TEST(Builder, WorkspaceQueryIsExactAndGrowsWithTheBatch) {
 
 TEST(Builder, QueuesMayChangeBetweenStepsButMustBeInOrder) {
   for (const auto& context : all_contexts()) {
-    const auto& backend = clattn::get_attn_backend(small_config(), &context->capabilities());
+    const auto& backend = *clattn::get_attn_backend(small_config(), &context->capabilities());
     clattn::BuilderOptions options;
     options.limits = {.max_num_reqs = 4, .max_num_batched_tokens = 4, .max_model_len = 1 << 20};
     const auto builder = backend.make_builder(context, small_config(), options);
@@ -443,7 +522,7 @@ TEST(Builder, QueuesMayChangeBetweenStepsButMustBeInOrder) {
 
 TEST(Builder, QueuesOfOtherContextsAreRefused) {
   for (const auto& context : all_contexts()) {
-    const auto& backend = clattn::get_attn_backend(small_config(), &context->capabilities());
+    const auto& backend = *clattn::get_attn_backend(small_config(), &context->capabilities());
     const auto builder = backend.make_builder(context, small_config());
     const auto build_on = [&](cl_command_queue queue) {
       return error_text([&] { builder->build(queue, Decodes(1, 16).batch); });
@@ -462,7 +541,7 @@ TEST(Builder, QueuesOfOtherContextsAreRefused) {
 TEST(Builder, AnEmptyBatchLeavesEventsEmpty) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr);
   const auto builder = backend.make_builder(context, small_config());
   const auto impl = backend.make_impl(context, small_config());
   const clattn::KVCacheSpec spec{.block_size = 16, .num_kv_heads = 2, .head_size = 64};
@@ -486,17 +565,17 @@ TEST(Builder, AnEmptyBatchLeavesEventsEmpty) {
 TEST(Impl, F5_SaysWhatMetadataWasBuiltFor) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr);
   const auto impl = backend.make_impl(context, small_config());
   const auto cache = make_kv_cache(*context, queue, backend, small_config(), 3);
-  const clattn::Buffer memory = context->allocate(4096);
+  const clattn::Buffer memory = context->allocate(4096), output = context->allocate(4096);
   const auto forward_with = [&](clattn::AttentionConfig config, std::int64_t num_blocks) {
     clattn::BuilderOptions options;
     options.limits.num_blocks = num_blocks;
     const auto builder = backend.make_builder(context, config, options);
     const auto& metadata = builder->build(queue, Decodes(1, 1).batch);
     return error_text([&] {
-      impl->forward(queue, {.query = {memory.handle()}, .output = {memory.handle()}}, cache,
+      impl->forward(queue, {.query = {memory.handle()}, .output = {output.handle()}}, cache,
                     metadata);
     });
   };
@@ -519,7 +598,7 @@ TEST(Impl, F5_SaysWhatMetadataWasBuiltFor) {
 TEST(Impl, F5_AnEmptyStepNeedsNoTensors) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr);
   const auto impl = backend.make_impl(context, small_config());
   const auto cache = make_kv_cache(*context, queue, backend, small_config(), 1);
   const auto builder = backend.make_builder(context, small_config());
@@ -537,7 +616,7 @@ TEST(Impl, F5_AnEmptyStepNeedsNoTensors) {
 TEST(Impl, RefusesBlocksThatTheCacheDoesNotHold) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr);
   const auto builder = backend.make_builder(context, small_config());
   const auto impl = backend.make_impl(context, small_config());
   const clattn::KVCacheSpec spec{.block_size = 16, .num_kv_heads = 2, .head_size = 64};
@@ -576,7 +655,7 @@ TEST(Impl, RefusesBlocksThatTheCacheDoesNotHold) {
 TEST(Impl, EqualConfigurationsShareOneAndStrangersAreRefused) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto& backend = *clattn::get_attn_backend(small_config(), nullptr);
   const auto impl = backend.make_impl(context, small_config());
   EXPECT_EQ(impl, backend.make_impl(context, small_config()));
   clattn::AttentionConfig other = small_config();
@@ -616,7 +695,7 @@ TEST(Impl, AWriteWithoutSlotsIsRefused) {
   const clattn::Queue queue = context->create_queue();
   clattn::AttentionConfig cross = small_config();
   cross.attn_type = clattn::AttentionType::kEncoderDecoder;
-  const auto& backend = clattn::get_attn_backend(cross, nullptr);
+  const auto& backend = *clattn::get_attn_backend(cross, nullptr);
   const auto impl = backend.make_impl(context, cross);
   const auto builder = backend.make_builder(context, cross);
   const clattn::KVCacheSpec spec{.block_size = 16, .num_kv_heads = 2, .head_size = 64};

@@ -3,6 +3,8 @@
 
 #include <array>
 #include <clattn/clattn.hpp>
+#include <clattn/device.hpp>
+#include <clattn/kv_cache_spec.hpp>
 #include <cmath>
 
 #include "device/attention_case.hpp"
@@ -27,7 +29,7 @@ void expect_codes_exact(const std::shared_ptr<clattn::Context>& context, KernelF
   config.kv_cache_dtype = cache_dtype;
   config.kernel_family = family;
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(config, &context->capabilities(), "FLASHINFER");
+  const auto& backend = *clattn::get_attn_backend(config, &context->capabilities(), "FLASHINFER");
   const clattn::KVCacheSpec cache_spec{
       .block_size = 16, .num_kv_heads = 1, .head_size = 256, .dtype = cache_dtype};
   clattn::KVCache cache =

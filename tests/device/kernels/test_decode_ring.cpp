@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
+#include <clattn/device.hpp>
 #include <string_view>
 #include <vector>
 

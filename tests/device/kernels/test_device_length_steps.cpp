@@ -4,7 +4,9 @@
 #include <clattn/cache_ops.hpp>
 #include <clattn/cascade.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/compat/page.hpp>
 #include <clattn/compat/paged_attention.hpp>
+#include <clattn/graph.hpp>
 #include <cmath>
 #include <random>
 #include <string>
@@ -63,7 +65,7 @@ struct Twin {
       : context(*made),
         config(of),
         queue(made->create_queue()),
-        backend(clattn::get_attn_backend(config, &made->capabilities())),
+        backend(*clattn::get_attn_backend(config, &made->capabilities())),
         impl(backend.make_impl(made, config)),
         num_reqs(requests) {
     for (std::int32_t r = 0; r < requests; ++r) {
@@ -147,32 +149,55 @@ clattn::AdvanceStep advance_of(const Twin& twin, const std::vector<std::int32_t>
   return step;
 }
 
+/// FlashInfer's paging arrays of the same requests.
+clattn::AdvanceStepPages pages_of(const Twin& twin, const std::vector<std::int32_t>& lens) {
+  const auto rows = static_cast<std::size_t>(twin.num_reqs);
+  const auto pages = clattn::build_paged_kv_metadata(twin.batch(lens), Twin::kPage);
+  std::vector<std::int32_t> indices = pages.indices, bound;
+  indices.resize(twin.table.size());
+  for (std::size_t r = 0; r < rows; ++r) bound.push_back(pages.indptr[r + 1] - pages.indptr[r]);
+  return {.paged_kv_indices = upload(twin.context, twin.queue, indices),
+          .paged_kv_indptr = upload(twin.context, twin.queue, pages.indptr),
+          .paged_kv_last_page_len = upload(twin.context, twin.queue, pages.last_page_len),
+          .block_table_bound = upload(twin.context, twin.queue, bound)};
+}
+
 // M9: eight steps with nothing between them but advance_step, against a build a step.
 TEST_P(DeviceLengthRuns, M9_StepsFollowEachOtherWithoutTheHost) {
   constexpr int kSteps = 8;
   for (const auto& context : all_contexts()) {
-    const Twin device(context, 5, config_), host(context, 5, config_);
-    std::vector<std::int32_t> lens = {1, 15, 28, 80, 33}, bounds = lens;
-    for (std::int32_t& bound : bounds) bound += kSteps;
-    const auto planned = device.builder(context, true), built = host.builder(context, false);
-    clattn::AdvanceStep advance = advance_of(device, lens, 0);
-    advance.metadata = &planned->build(device.queue, device.batch(bounds));
-    clattn::DeviceErrors errors(*context, device.queue);
-    for (int step = 0; step < kSteps; ++step) {
-      clattn::Event event;
-      clattn::advance_step_flashattn(*context, device.queue, advance, errors, &event);
-      device.step(*advance.metadata, 10 + static_cast<unsigned>(step));
-      for (std::int32_t& len : lens) ++len;
-      host.step(built->build(host.queue, host.batch(lens)), 10 + static_cast<unsigned>(step));
-      device.expect_same(host);
-      EXPECT_TRUE(event);
+    for (const bool with_pages : {false, true}) {
+      const Twin device(context, 5, config_), host(context, 5, config_);
+      std::vector<std::int32_t> lens = {1, 15, 28, 80, 33}, bounds = lens;
+      for (std::int32_t& bound : bounds) bound += kSteps;
+      const auto planned = device.builder(context, true), built = host.builder(context, false);
+      clattn::AdvanceStep advance = advance_of(device, lens, 0);
+      const clattn::AdvanceStepPages pages = pages_of(device, lens);
+      advance.metadata = &planned->build(device.queue, device.batch(bounds));
+      clattn::DeviceErrors errors(*context, device.queue);
+      const auto advance_step = [&](clattn::Event* event) {
+        if (with_pages) {
+          clattn::advance_step_flashinfer(*context, device.queue, advance, pages, errors, event);
+        } else {
+          clattn::advance_step_flashattn(*context, device.queue, advance, errors, event);
+        }
+      };
+      for (int step = 0; step < kSteps; ++step) {
+        clattn::Event event;
+        advance_step(&event);
+        device.step(*advance.metadata, 10 + static_cast<unsigned>(step));
+        for (std::int32_t& len : lens) ++len;
+        host.step(built->build(host.queue, host.batch(lens)), 10 + static_cast<unsigned>(step));
+        device.expect_same(host);
+        EXPECT_TRUE(event);
+      }
+      errors.check(device.queue);
+      advance_step(nullptr);
+      EXPECT_EQ(
+          error_text([&] { errors.check(device.queue); }),
+          "update_seq_lens: request 0 was left out: its seq_len is more than the bound that the "
+          "step was planned with");
     }
-    errors.check(device.queue);
-    clattn::advance_step_flashattn(*context, device.queue, advance, errors);
-    EXPECT_EQ(
-        error_text([&] { errors.check(device.queue); }),
-        "update_seq_lens: request 0 was left out: its seq_len is more than the bound that the "
-        "step was planned with");
   }
 }
 

@@ -73,12 +73,16 @@ std::vector<clattn::AttentionConfig> configs_of(KernelFamily family) {
   plain.kernel_family = family;
   clattn::AttentionConfig windowed = plain;
   windowed.sliding_window = 530;  // ranges of two pages or three of 512 tokens' splits
+  clattn::AttentionConfig one_sided = plain;
+  one_sided.window_left = 300;
   clattn::AttentionConfig chunked = plain;
   chunked.attention_chunk_size = 96;
+  clattn::AttentionConfig looking_back = chunked;
+  looking_back.chunk_lookback = 5;
   clattn::AttentionConfig small_pages = plain;
   small_pages.block_size = 8;
   small_pages.dtype = clattn::DType::kF32;
-  return {plain, windowed, chunked, small_pages};
+  return {plain, windowed, one_sided, chunked, looking_back, small_pages};
 }
 
 class DeviceLengths : public testing::TestWithParam<KernelFamily> {};

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
+#include <clattn/explain.hpp>
+#include <clattn/log.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -20,9 +22,9 @@ using clattn::LogLevel;
 clattn::AttentionOptions options_of(std::int32_t num_heads, std::int32_t num_kv_heads,
                                     std::int32_t head_size) {
   auto options = layer_test::layer_options("layers.0");
-  options.num_heads = num_heads;
-  options.num_kv_heads = num_kv_heads;
-  options.head_size = head_size;
+  options.config.num_heads = num_heads;
+  options.config.num_kv_heads = num_kv_heads;
+  options.config.head_size = head_size;
   return options;
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <clattn/kv_cache_spec.hpp>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -88,7 +89,7 @@ Result attend(const std::shared_ptr<clattn::Context>& context, const Problem& pr
   config.dtype = problem.dtype;
   config.scale = 1.0F;
   config.kernel_family = family;
-  const auto& backend = clattn::get_attn_backend(config, &context->capabilities(), "FLASHINFER");
+  const auto& backend = *clattn::get_attn_backend(config, &context->capabilities(), "FLASHINFER");
   const step_test::Layout layout({{problem.query_len, problem.keys - problem.query_len}}, kPage);
   const clattn::KVCacheSpec spec{
       .block_size = kPage, .num_kv_heads = 1, .head_size = problem.dims, .dtype = config.dtype};

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
+#include <clattn/device.hpp>
 #include <limits>
 
 #include "device/layout_cases.hpp"

@@ -1,7 +1,6 @@
 // Batches and masks that the library makes on the host from other descriptions of attention, run by
 // the ordinary builder and judged by the oracle over the keys that the description means.
 #include <clattn/compat/paged_bias.hpp>
-#include <clattn/custom_mask.hpp>
 
 #include "device/step_case.hpp"
 
@@ -18,6 +17,12 @@ struct KeyRun {
   std::int32_t queries = 1, first = 0, count = 0;
 };
 
+/// Of ForwardOptions::custom_mask.
+struct MaskRows {
+  std::vector<std::uint8_t> rows;
+  std::int64_t stride = 0;
+};
+
 /// Requests over a cache in which everything but their keys is NaN.
 class KeyRuns {
  public:
@@ -26,7 +31,7 @@ class KeyRuns {
       : context_(std::move(context)),
         queue_(context_->create_queue()),
         config_(std::move(config)),
-        backend_(clattn::get_attn_backend(config_, &context_->capabilities(), backend)),
+        backend_(*clattn::get_attn_backend(config_, &context_->capabilities(), backend)),
         runs_(std::move(runs)),
         columns_(pages),
         query_(config_.dtype, 0) {
@@ -40,7 +45,7 @@ class KeyRuns {
   Ints block_tables;            // [requests, pages]
   oracle::AttentionCase truth;  // over the keys alone; the test sets what hides some of them
 
-  void expect_right(const clattn::CommonAttentionMetadata& batch, const clattn::CustomMask* mask) {
+  void expect_right(const clattn::CommonAttentionMetadata& batch, const MaskRows* mask) {
     clattn::BuilderOptions options;
     options.limits.num_blocks = cache_.num_blocks;
     const auto builder = backend_.make_builder(context_, config_, options);
@@ -64,7 +69,7 @@ class KeyRuns {
                   cache_, builder->build(queue_, batch), extra);
     queue_.finish();
     auto want = oracle::attention(truth, step_test::element(config_.dtype));
-    if (step_test::rounds_weights(impl->kernels())) want.add_weight_rounding();
+    if (step_test::rounds_probabilities(impl->kernels())) want.add_weight_rounding();
     step_test::expect_close(out.read(queue_), want.out, &want.bound, "out");
     step_test::expect_close(lse.read(queue_), want.lse, nullptr, "lse");
   }
@@ -152,7 +157,7 @@ TEST(PagedBiasOnDevice, A5_PaddedKeysCausalWithOffsetAndNot) {
       KeyRuns test(context, small_config(false), backend, runs, kPages);
       const auto causal = clattn::PagedBlockDiagonalCausalWithOffsetPaddedKeysMask::from_seqlens(
           queries, keys, test.block_tables, 16);
-      EXPECT_FALSE(causal.needs_custom_mask());
+      EXPECT_FALSE(causal.needs_first_keys());
       test.expect_right(causal.metadata(), nullptr);
       const auto full = clattn::PagedBlockDiagonalPaddedKeysMask::from_seqlens(
           queries, keys, test.block_tables, 16);
@@ -162,7 +167,7 @@ TEST(PagedBiasOnDevice, A5_PaddedKeysCausalWithOffsetAndNot) {
   }
 }
 
-// A5: gaps that end on a page need no mask.
+// A5: gaps that end on a page need no first keys.
 TEST(PagedBiasOnDevice, A5_GapsOfWholePages) {
   const std::vector<KeyRun> runs = {{1, 32, 100}, {1, 176, 16}, {5, 16, 5}, {40, 64, 120}};
   for (const auto& context : all_contexts()) {
@@ -170,7 +175,7 @@ TEST(PagedBiasOnDevice, A5_GapsOfWholePages) {
     const auto bias = clattn::PagedBlockDiagonalCausalWithOffsetGappyKeysMask::from_seqlens(
         field(runs, &KeyRun::queries), field(runs, &KeyRun::first), field(runs, &KeyRun::count),
         test.block_tables, 16);
-    EXPECT_FALSE(bias.needs_custom_mask());
+    EXPECT_FALSE(bias.needs_first_keys());
     test.expect_right(bias.metadata(), nullptr);
   }
 }
@@ -186,57 +191,61 @@ TEST(PagedBiasOnDevice, A5_GapsInsidePagesFromOneTensor) {
   starts.push_back(static_cast<std::int32_t>(runs.size()) * 192);
   const Ints queries = field(runs, &KeyRun::queries), keys = field(runs, &KeyRun::count);
   for (const auto& context : all_contexts()) {
-    KeyRuns test(context, small_config(true), "XFORMERS", runs, kPages);
+    clattn::AttentionConfig config = small_config(false);
+    config.use_first_keys = true;
+    KeyRuns test(context, config, "XFORMERS", runs, kPages);
     const auto causal =
         clattn::BlockDiagonalCausalWithOffsetGappyKeysMask{queries, starts, keys}.make_paged(
             test.block_tables, 16, 192);
-    EXPECT_TRUE(causal.needs_custom_mask());
-    clattn::CustomMask mask = causal.custom_mask();
-    test.expect_right(causal.metadata(), &mask);
+    EXPECT_TRUE(causal.needs_first_keys());
+    test.expect_right(causal.metadata(), nullptr);
     const auto full = clattn::BlockDiagonalGappyKeysMask{queries, starts, keys}.make_paged(
         test.block_tables, 16, 192);
-    mask = full.custom_mask();
     test.truth.causal = false;
-    test.expect_right(full.metadata(), &mask);
+    test.expect_right(full.metadata(), nullptr);
   }
 }
 
-// A1.10: spans that attend to themselves in both directions, with and without a window.
-TEST(MMPrefixOnDevice, A1_10_SpansAreBidirectional) {
-  const std::vector<KeyRun> runs = {{1, 0, 40}, {6, 0, 90}, {45, 0, 180}, {20, 0, 20}};
-  const std::vector<clattn::MMSpan> spans = {{0, 3, 20},    {1, 80, 95},   {2, 10, 60},
-                                             {2, 140, 160}, {2, 170, 180}, {3, 0, 11}};
+// A6.11: multi-item scoring (FlashInfer's prefix_len_ptr and token_pos_in_items_ptr): tokens of an
+// item see the prompt's common prefix and their own item up to themselves, no other item.
+TEST(Masks, A6_11_ItemsOfAPromptSeeThePrefixAndThemselves) {
+  const Ints prefix_lens = {20, 0, 33};
+  const std::vector<Ints> items = {{1, 30, 16, 3}, {5, 5}, {70}};
+  std::vector<KeyRun> runs;
+  std::vector<Ints> begins;  // of each key, where its item begins; 0 in the prefix
+  for (std::size_t r = 0; r < items.size(); ++r) {
+    Ints& begin = begins.emplace_back(index(prefix_lens[r]), 0);
+    for (const std::int32_t item : items[r])
+      begin.insert(begin.end(), index(item), static_cast<std::int32_t>(begin.size()));
+    // The first request's prefix is computed already, the others' are part of the step.
+    const auto length = static_cast<std::int32_t>(begin.size());
+    runs.push_back({r == 0 ? length - prefix_lens[r] : length, 0, length});
+  }
   for (const auto& context : all_contexts()) {
-    for (const std::int32_t window : {0, 9}) {
-      clattn::AttentionConfig config = small_config(true);
-      config.use_mm_prefix = true;
-      KeyRuns test(context, config, "FLASHINFER", runs, kPages);
-      auto batch = clattn::CommonAttentionMetadata::of(test.truth.query_start_loc,
-                                                       test.truth.seq_lens, test.block_tables);
-      batch.causal = false;
-      const clattn::CustomMask mask =
-          clattn::make_mm_prefix_mask(batch, clattn::compute_mm_prefix_range(spans, 4), window);
-
-      oracle::AttentionCase& truth = test.truth;
-      truth.causal = false;
-      truth.custom_mask_stride = 180;
-      truth.custom_mask.assign(index(truth.query_start_loc.back() * 180), 0);
-      for (std::int32_t r = 0; r < 4; ++r) {
-        const std::int32_t last = truth.query_start_loc[index(r) + 1];
-        for (std::int32_t t = truth.query_start_loc[index(r)]; t < last; ++t) {
-          const std::int32_t at = truth.seq_lens[index(r)] - last + t;
-          for (std::int32_t j = 0; j < truth.seq_lens[index(r)]; ++j) {
-            bool sees = j <= at && (window == 0 || at - j < window);
-            for (const clattn::MMSpan& span : spans) {
-              const auto holds = [&](std::int32_t x) { return span.start <= x && x < span.end; };
-              sees = sees || (span.request == r && holds(at) && holds(j));
-            }
-            truth.custom_mask[index(t * 180 + j)] = sees ? 1 : 0;
-          }
+    KeyRuns test(context, small_config(true), "FLASHINFER", runs, kPages);
+    oracle::AttentionCase& truth = test.truth;
+    MaskRows mask{.rows = {}, .stride = 103};
+    for (std::size_t r = 0; r < runs.size(); ++r) {
+      for (std::int32_t at = runs[r].count - runs[r].queries; at < runs[r].count; ++at) {
+        for (std::int32_t j = 0; j < mask.stride; ++j) {
+          const bool own = j >= begins[r][index(at)] && j <= at;
+          mask.rows.push_back(j < runs[r].count && (j < prefix_lens[r] || own) ? 1 : 0);
         }
       }
-      test.expect_right(batch, &mask);
     }
+    // The oracle's own words: hidden keys are those between the prefix and the token's item.
+    truth.custom_mask_stride = mask.stride;
+    truth.custom_mask.assign(mask.rows.size(), 1);
+    std::size_t row = 0;
+    for (std::size_t r = 0; r < runs.size(); ++r) {
+      for (std::int32_t at = runs[r].count - runs[r].queries; at < runs[r].count; ++at, ++row) {
+        for (std::int32_t j = prefix_lens[r]; j < begins[r][index(at)]; ++j)
+          truth.custom_mask[row * index(truth.custom_mask_stride) + index(j)] = 0;
+      }
+    }
+    test.expect_right(clattn::CommonAttentionMetadata::of(truth.query_start_loc, truth.seq_lens,
+                                                          test.block_tables),
+                      &mask);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <clattn/clattn.hpp>
+#include <clattn/device.hpp>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -46,7 +47,7 @@ class Options : public testing::TestWithParam<KernelFamily> {
     for (const auto& context : all_contexts()) {
       CaseSpec spec = mixed_batch(4, 64);
       spec.config.kernel_family = GetParam();
-      const auto& backend = clattn::get_attn_backend(spec.config, nullptr, "FLASHINFER");
+      const auto& backend = *clattn::get_attn_backend(spec.config, nullptr, "FLASHINFER");
       if (backend.validate_configuration(spec.config, &context->capabilities()).empty()) {
         able.push_back(context);
       } else {
@@ -70,6 +71,7 @@ class Options : public testing::TestWithParam<KernelFamily> {
     return last;
   }
 
+  static std::vector<std::int32_t> keys_seen(CaseSpec spec, attention_test::Request request);
   static void expect_same_bits(CaseSpec spec, const std::function<void(CaseSpec&)>& add);
 };
 
@@ -138,6 +140,67 @@ TEST_P(Options, WindowsAndChunksOfEveryWidth) {
         spec.causal = splits == 1;
         expect_right(spec);
       }
+    }
+  }
+}
+
+/// How many keys each row of one request sees: queries of zeros weigh them all alike, so that the
+/// LSE counts them. Empty where no device has the family.
+std::vector<std::int32_t> Options::keys_seen(CaseSpec spec, attention_test::Request request) {
+  spec.sharpness = 1e-30;
+  spec.requests = {request};
+  std::vector<std::int32_t> counts;
+  const CaseResult result = expect_right(spec);
+  const auto heads = static_cast<std::size_t>(spec.config.num_heads);
+  for (std::size_t i = 0; i < result.lse.size(); i += heads) {
+    counts.push_back(static_cast<std::int32_t>(std::lround(std::exp(result.lse[i]))));
+  }
+  return counts;
+}
+
+using Counts = std::vector<std::int32_t>;
+
+TEST_P(Options, AWindowReachesAsFarAheadAsBackUnlessTheBatchIsCausal) {
+  if (devices().empty()) return;
+  for (const std::int32_t splits : {1, 3}) {
+    CaseSpec spec = mixed_batch(1, 64);
+    spec.num_splits = splits;
+    spec.config.sliding_window = 2;
+    EXPECT_EQ(keys_seen(spec, {4, 0}), (Counts{1, 2, 2, 2}));
+    spec.causal = false;
+    EXPECT_EQ(keys_seen(spec, {4, 0}), (Counts{2, 3, 3, 2}));  // keys 0 1, 0 … 2, 1 … 3, 2 3
+    spec.config.sliding_window = 6;
+    EXPECT_EQ(keys_seen(spec, {4, 16}), (Counts{9, 8, 7, 6}));  // 11, 12, 13, 14 … 19
+    spec.config.sliding_window = 1;
+    EXPECT_EQ(keys_seen(spec, {3, 3}), (Counts{1, 1, 1}));
+    spec.config.sliding_window = 3;
+    EXPECT_EQ(keys_seen(spec, {1, 7}), (Counts{3}));  // nothing lies ahead of the newest token
+  }
+}
+
+TEST_P(Options, LookbackShowsTheChunksBeforeTheOwnOne) {
+  if (devices().empty()) return;
+  for (const std::int32_t splits : {1, 3}) {
+    CaseSpec spec = mixed_batch(1, 64);
+    spec.num_splits = splits;
+    spec.config.attention_chunk_size = 4;
+    EXPECT_EQ(keys_seen(spec, {3, 6}), (Counts{3, 4, 1}));
+    spec.config.chunk_lookback = 1;
+    EXPECT_EQ(keys_seen(spec, {3, 6}), (Counts{7, 8, 5}));  // keys 0 … 6, 0 … 7, 4 … 8
+    spec.causal = false;
+    EXPECT_EQ(keys_seen(spec, {3, 6}), (Counts{8, 8, 5}));
+  }
+}
+
+TEST_P(Options, LookbackOverChunksOfEveryWidth) {
+  for (const std::int32_t width : kWidths) {
+    for (const std::int32_t lookback : {1, 3}) {
+      CaseSpec spec = mixed_batch(4, 64);
+      spec.config.attention_chunk_size = width;
+      spec.config.chunk_lookback = lookback;
+      spec.num_splits = lookback;
+      spec.causal = lookback == 1;
+      expect_right(spec);
     }
   }
 }
@@ -279,6 +342,16 @@ TEST_P(Options, WhatHidesNothingChangesNoBit) {
   const Option options[] = {
       {"wide window", [](CaseSpec& s) { s.config.sliding_window = 5000; }},
       {"wide chunk", [](CaseSpec& s) { s.config.attention_chunk_size = 5000; }},
+      {"chunks that all look back to the first",
+       [](CaseSpec& s) {
+         s.config.attention_chunk_size = 16;
+         s.config.chunk_lookback = 12;
+       }},
+      {"endless lookback",
+       [](CaseSpec& s) {
+         s.config.attention_chunk_size = 33;
+         s.config.chunk_lookback = std::numeric_limits<std::int32_t>::max();
+       }},
       {"mask of ones",
        [](CaseSpec& s) {
          s.config.custom_mask = true;
@@ -348,6 +421,23 @@ TEST_P(Options, ItemsOfAWiderPlanMayHoldNoKey) {
     spec.config.sliding_window = width;
     spec.num_splits = 7;
     expect_right(spec);
+  }
+}
+
+TEST_P(Options, AChunksPlanSuitsLayersThatLookBackLess) {
+  CaseSpec spec = mixed_batch(4, 64);
+  spec.config.attention_chunk_size = 24;
+  spec.config.chunk_lookback = 3;
+  spec.planned_for = spec.config;
+  spec.num_splits = 7;
+  for (const std::int32_t lookback : {0, 1, 3}) {
+    spec.config.chunk_lookback = lookback;
+    expect_right(spec);
+  }
+  spec.config.kernel_family = spec.planned_for->kernel_family = GetParam();
+  spec.config.chunk_lookback = 4;
+  for (const auto& context : devices()) {
+    EXPECT_THROW(attention_test::run_case(context, spec), clattn::Error);
   }
 }
 

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <clattn/device.hpp>
 #include <utility>
 
 #include "device/cache_blocks.hpp"
@@ -120,15 +121,6 @@ TEST(PaddedPages, A7_LayersOfOtherShapesShareATensorPageByPage) {
       const KVCache large =
           clattn::reshape_kv_cache(raw.at("large"), shared.large, backend, order.layout);
       EXPECT_EQ(small.num_blocks, 6);
-      if (order.layout == KVCacheLayout::kHDN &&
-          context->capabilities().kind != clattn::DeviceKind::kCpu) {
-        const std::string family = context->capabilities().inline_ptx ? "gpu_ptx" : "gpu";
-        EXPECT_EQ(error_text([&] { fill_block(*context, queue, small, 4); },
-                             clattn::ErrorCode::kUnsupported),
-                  "kv_cache: key_dim_stride is 16, supported by kernels of family " + family +
-                      ": 1 (those of CPUs alone take keys by dim, layout HDN)");
-        continue;
-      }
       fill_block(*context, queue, small, 4);
       fill_block(*context, queue, large, 1);
       const auto bytes = download<std::uint8_t>(queue, raw.at("small"));

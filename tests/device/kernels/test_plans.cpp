@@ -254,7 +254,7 @@ TEST(Plans, ManyAndFewSplitsAreMergedTogether) {
 TEST(Plans, TellTheLaunchesOfAStep) {
   for (const auto& context : all_contexts()) {
     const clattn::AttentionConfig config = attention_test::small_config();
-    const clattn::AttentionBackend& backend = clattn::get_attn_backend(config, nullptr);
+    const clattn::AttentionBackend& backend = *clattn::get_attn_backend(config, nullptr);
     const clattn::Queue queue = context->create_queue();
     clattn::BuilderOptions options;
     options.limits = {.max_num_reqs = 2, .max_num_batched_tokens = 64, .max_model_len = 64};
@@ -297,7 +297,7 @@ TEST(Plans, ArePredictedFromCapabilitiesAlone) {
     clattn::BuilderOptions options;
     options.limits = {.max_num_reqs = 2, .max_num_batched_tokens = 64, .max_model_len = 4096};
     const auto builder =
-        clattn::get_attn_backend(config, nullptr).make_builder(context, config, options);
+        clattn::get_attn_backend(config, nullptr)->make_builder(context, config, options);
     const std::vector<std::int32_t> starts = {0, 1, 41};
     const std::vector<std::int32_t> lengths = {4096, 60};
     const std::vector<std::int32_t> pages(2 * std::size_t{4096} /

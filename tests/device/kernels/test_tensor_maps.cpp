@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
+#include <clattn/device.hpp>
 #include <string_view>
 
 #include "device/layout_cases.hpp"

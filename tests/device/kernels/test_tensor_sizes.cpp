@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
+#include <clattn/compat/packed_cache.hpp>
+#include <clattn/device.hpp>
+#include <clattn/graph.hpp>
 #include <clattn/mla.hpp>
 #include <cstdint>
 #include <functional>
@@ -108,7 +111,7 @@ struct Prompt {
 TEST(TensorSizes, TensorsThatAreTooSmallAreRefusedByName) {
   for (const char* name : {"FLASHINFER", "XFORMERS"}) {
     SCOPED_TRACE(name);
-    const Prompt prompt(clattn::get_attn_backend(small_config(), nullptr, name), small_config());
+    const Prompt prompt(*clattn::get_attn_backend(small_config(), nullptr, name), small_config());
     EXPECT_EQ(prompt.forward(), "no error");
     EXPECT_EQ(prompt.forward("query", 4),
               "query: its 3 rows end at element 864, legal: the buffer's 862");
@@ -122,7 +125,7 @@ TEST(TensorSizes, TensorsThatAreTooSmallAreRefusedByName) {
 TEST(TensorSizes, ExtraTensorsThatAreTooSmallAreRefusedByName) {
   clattn::AttentionConfig config = small_config();
   config.custom_mask = config.output_fp8 = true;
-  const Prompt prompt(clattn::get_attn_backend(config, nullptr), config);
+  const Prompt prompt(*clattn::get_attn_backend(config, nullptr), config);
   EXPECT_EQ(prompt.forward(), "no error");
   EXPECT_EQ(prompt.forward("custom_mask", 16),
             "custom_mask: its 3 rows end at element 35, legal: the buffer's 32");
@@ -134,7 +137,7 @@ TEST(TensorSizes, ExtraTensorsThatAreTooSmallAreRefusedByName) {
 TEST(TensorSizes, RecordedTensorsHoldTheLargestBatchOfTheirReplays) {
   clattn::AttentionConfig config = small_config();
   config.custom_mask = config.output_fp8 = true;
-  const Prompt prompt(clattn::get_attn_backend(config, nullptr), config, true);
+  const Prompt prompt(*clattn::get_attn_backend(config, nullptr), config, true);
   EXPECT_EQ(prompt.forward(), "no error");
   EXPECT_EQ(prompt.forward("query", 4),
             "query: its 3 rows end at element 864, legal: the buffer's 862");
@@ -160,11 +163,12 @@ TEST(TensorSizes, KeysAndValuesOfEncodersThatAreTooShortAreRefusedByName) {
   batch.causal = false;
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(config, nullptr);
+  const auto& backend = *clattn::get_attn_backend(config, nullptr);
   const auto builder = backend.make_builder(context, config);
   const auto& metadata = builder->build(queue, batch);
   const auto impl = backend.make_impl(context, config);
-  const Buffer rows = context->allocate(kTokens * kRow * 2);
+  const Buffer rows = context->allocate(kTokens * kRow * 2),
+               out = context->allocate(kTokens * kRow * 2);
   const Buffer keys = context->allocate(kTokens * kRow), few = context->allocate(kRow);
   const auto forward = [&](const Buffer& key, const Buffer& value) {
     return test::error_text([&] {
@@ -172,7 +176,7 @@ TEST(TensorSizes, KeysAndValuesOfEncodersThatAreTooShortAreRefusedByName) {
                             {.query = {rows.handle()},
                              .key = {key.handle()},
                              .value = {value.handle()},
-                             .output = {rows.handle()}},
+                             .output = {out.handle()}},
                             metadata);
       queue.finish();
     });
@@ -192,7 +196,7 @@ void attend_to_no_keys(const std::shared_ptr<clattn::Context>& context,
   clattn::CommonAttentionMetadata batch = clattn::CommonAttentionMetadata::of(starts, lens, {});
   batch.key_start_loc = key_starts;
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(config, &context->capabilities());
+  const auto& backend = *clattn::get_attn_backend(config, &context->capabilities());
   const auto builder = backend.make_builder(context, config);
   const auto impl = backend.make_impl(context, config);
   const auto rows = static_cast<std::size_t>(starts.back() * config.num_heads);
@@ -221,7 +225,7 @@ TEST(TensorSizes, NoKeysNeedNoMemory) {
   for (const auto& context : all_contexts()) {
     for (const clattn::KernelFamily family : clattn::kKernelFamilies) {
       config.kernel_family = family;
-      const auto& backend = clattn::get_attn_backend(config, nullptr, "FLASHINFER");
+      const auto& backend = *clattn::get_attn_backend(config, nullptr, "FLASHINFER");
       if (!backend.validate_configuration(config, &context->capabilities()).empty()) continue;
       SCOPED_TRACE(fmt::format("{} {}", context->capabilities().name, clattn::to_string(family)));
       attend_to_no_keys(context, config, 1, 3);
@@ -250,7 +254,7 @@ TEST(TensorSizes, F1_KeysAndValuesOfACacheWriteThatAreTooShortAreRefused) {
   for (const char* name : {"FLASHINFER", "XFORMERS"}) {
     for (const bool recorded : {false, true}) {
       SCOPED_TRACE(fmt::format("{} {}", name, recorded));
-      const Prompt prompt(clattn::get_attn_backend(small_config(), nullptr, name), small_config(),
+      const Prompt prompt(*clattn::get_attn_backend(small_config(), nullptr, name), small_config(),
                           recorded);
       const auto write = [&](TensorRef key, TensorRef value) {
         std::optional<clattn::GraphCapture> capture;
@@ -264,7 +268,7 @@ TEST(TensorSizes, F1_KeysAndValuesOfACacheWriteThatAreTooShortAreRefused) {
 }
 
 TEST(TensorSizes, F1_ReshapeAndCacheRefusesKeysAndValuesThatAreTooShort) {
-  const Prompt prompt(clattn::get_attn_backend(small_config(), nullptr), small_config());
+  const Prompt prompt(*clattn::get_attn_backend(small_config(), nullptr), small_config());
   const clattn::AttentionConfig config = small_config();
   const std::vector<std::int64_t> slots = {0, 1, 2};
   const Buffer device_slots = prompt.context->allocate(slots.size() * 8);
@@ -321,7 +325,7 @@ TEST(TensorSizes, F1_LatentRowsThatAreTooShortAreRefused) {
 TEST(TensorSizes, F2_Int8CachesWithoutScalesAreRefused) {
   clattn::AttentionConfig config = small_config();
   config.kv_cache_dtype = clattn::DType::kInt8;
-  Prompt prompt(clattn::get_attn_backend(config, nullptr), config);
+  Prompt prompt(*clattn::get_attn_backend(config, nullptr), config);
   const std::string refused =
       "kv_cache: no scales, legal for int8: f32 [2][1] or [2][num_kv_heads]";
   EXPECT_EQ(prompt.forward(), refused);
@@ -369,12 +373,12 @@ TEST(TensorSizes, F1_TensorsThatScalesAreCalculatedFromAreBounded) {
   const clattn::Queue queue = context->create_queue();
   clattn::LayerRegistry registry;
   clattn::AttentionOptions options;
-  options.num_heads = 4;
-  options.num_kv_heads = 2;
-  options.head_size = 64;
+  options.config.num_heads = 4;
+  options.config.num_kv_heads = 2;
+  options.config.head_size = 64;
   options.prefix = "layers.0.attn";
-  options.cache_config =
-      clattn::CacheConfig{.cache_dtype = clattn::DType::kFp8E4M3, .calculate_kv_scales = true};
+  options.config.kv_cache_dtype = clattn::DType::kFp8E4M3;
+  options.calculate_kv_scales = true;
   clattn::Attention layer(context, registry, options);
   const Buffer query = context->allocate(kTokens * kRow * 2);
   const auto calculate = [&](TensorRef key, TensorRef value) {

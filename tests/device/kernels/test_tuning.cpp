@@ -58,7 +58,7 @@ const clattn::KernelInfo& kernel_of(const std::vector<clattn::KernelInfo>& kerne
 std::vector<clattn::KernelInfo> kernels_of(const std::shared_ptr<clattn::Context>& context,
                                            const clattn::AttentionConfig& config) {
   return clattn::get_attn_backend(config, &context->capabilities())
-      .make_impl(context, config)
+      ->make_impl(context, config)
       ->kernels();
 }
 

@@ -68,7 +68,7 @@ class ValueSizes : public testing::TestWithParam<KernelFamily> {
   static void check(CaseSpec spec) {
     spec.config.kernel_family = GetParam();
     for (const auto& context : all_contexts()) {
-      const auto& backend = clattn::get_attn_backend(spec.config, nullptr, "FLASHINFER");
+      const auto& backend = *clattn::get_attn_backend(spec.config, nullptr, "FLASHINFER");
       if (backend.validate_configuration(spec.config, &context->capabilities()).empty()) {
         expect_right(context, spec);
       } else {
@@ -218,7 +218,7 @@ class Projected {
     config.block_size = 0;
     config.dtype = DType::kF32;
     config.attn_type = type;
-    const auto& backend = clattn::get_attn_backend(config, &context_->capabilities());
+    const auto& backend = *clattn::get_attn_backend(config, &context_->capabilities());
     const auto builder = backend.make_builder(context_, config, {});
     const auto impl = backend.make_impl(context_, config);
     std::vector<std::int32_t> starts = {0}, lens;
@@ -325,7 +325,7 @@ TEST(ValueSizesInTensors, RowsOfValuesAreCheckedByTheirOwnSize) {
   const clattn::AttentionConfig config = case_of({kKey, kValue}, DType::kF32).config;
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
-  const auto& backend = clattn::get_attn_backend(config, nullptr);
+  const auto& backend = *clattn::get_attn_backend(config, nullptr);
   const auto builder = backend.make_builder(context, config);
   const auto impl = backend.make_impl(context, config);
   constexpr std::array<std::int32_t, 2> kStarts = {0, kTokens};

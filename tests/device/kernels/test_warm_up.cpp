@@ -4,6 +4,8 @@
 #include <clattn/attn_utils.hpp>
 #include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/compat/vllm_layer.hpp>
+#include <clattn/graph.hpp>
 #include <memory>
 #include <vector>
 
@@ -69,11 +71,11 @@ struct Model {
 
 AttentionOptions layer_options() {
   AttentionOptions options;
-  options.num_heads = 8;
-  options.num_kv_heads = 2;
-  options.head_size = 64;
+  options.config.num_heads = 8;
+  options.config.num_kv_heads = 2;
+  options.config.head_size = 64;
   options.prefix = "layers.0.attn";
-  options.cache_config = clattn::CacheConfig{.block_size = kPage};
+  options.config.block_size = kPage;
   return options;
 }
 
@@ -81,20 +83,20 @@ AttentionOptions layer_options() {
 std::vector<AttentionOptions> all_options() {
   std::vector<AttentionOptions> all{layer_options()};
   all.push_back(layer_options());
-  all.back().cache_config->cache_dtype = DType::kFp8E4M3;
-  all.back().cache_config->calculate_kv_scales = true;
+  all.back().config.kv_cache_dtype = DType::kFp8E4M3;
+  all.back().calculate_kv_scales = true;
   all.push_back(layer_options());
-  all.back().sinks.assign(8, 1.0F);
-  all.back().per_layer_sliding_window = 100;
+  all.back().config.sinks.assign(8, 1.0F);
+  all.back().config.sliding_window = 100;
   all.push_back(layer_options());
-  all.back().kernel_family = clattn::KernelFamily::kGpu;
+  all.back().config.kernel_family = clattn::KernelFamily::kGpu;
   all.push_back(layer_options());
-  all.back().use_mla = true;
-  all.back().num_kv_heads = 1;
-  all.back().head_size = 576;
+  all.back().config.use_mla = true;
+  all.back().config.num_kv_heads = 1;
+  all.back().config.head_size = 576;
   all.push_back(all.back());
-  all.back().cache_config->cache_dtype = DType::kInt8;
-  all.back().cache_config->calculate_kv_scales = true;
+  all.back().config.kv_cache_dtype = DType::kInt8;
+  all.back().calculate_kv_scales = true;
   return all;
 }
 
@@ -103,13 +105,13 @@ void expect_warm(const clattn::Context& like, const AttentionOptions& options) {
   const std::uint64_t cold = work_of_drivers(*model.context);
   model.layer.warm_up(model.queue);
   const std::uint64_t warm = work_of_drivers(*model.context);
-  EXPECT_GT(warm, cold) << model.layer.extra_repr();
+  EXPECT_GT(warm, cold) << clattn::extra_repr(model.layer);
   const std::vector<std::vector<std::int32_t>> steps = {{1, 1, 1}, {300}, {1, 1, 5, 20, 300},
                                                         {2},       {17},  {kMostTokens - 1}};
   for (const auto& step : steps) {
     model.step(step);
     EXPECT_EQ(work_of_drivers(*model.context), warm)
-        << model.layer.extra_repr() << " first request " << step.front();
+        << clattn::extra_repr(model.layer) << " first request " << step.front();
   }
 }
 
@@ -129,7 +131,7 @@ TEST(WarmUp, EveryKindOfLayerHasIt) {
   for (const auto& like : attention_test::all_contexts()) {
     for (const clattn::AttentionConfig& config : {encoder, masked}) {
       const auto context = clattn::Context::adopt(like->handle(), like->device());
-      const auto& backend = clattn::get_attn_backend(config, &context->capabilities());
+      const auto& backend = *clattn::get_attn_backend(config, &context->capabilities());
       const auto impl = backend.make_impl(context, config);
       const std::uint64_t cold = work_of_drivers(*context);
       impl->warm_up(context->create_queue());

@@ -69,7 +69,7 @@ struct Layer {
   Layer(const std::shared_ptr<clattn::Context>& on, std::int32_t tokens)
       : context(on),
         queue(on->create_queue()),
-        backend(&clattn::get_attn_backend(queue_config(), &on->capabilities())),
+        backend(clattn::get_attn_backend(queue_config(), &on->capabilities()).get()),
         impl(backend->make_impl(on, queue_config())),
         cache(clattn::make_kv_cache(*on, queue, *backend, queue_config(), kBlocks)),
         q(on->allocate(static_cast<std::size_t>(tokens) * 4 * 64 * sizeof(float))),

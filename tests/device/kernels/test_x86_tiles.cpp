@@ -58,12 +58,6 @@ const std::vector<Option>& options() {
          s.config.kv_cache_dtype = DType::kFp8E4M3;
          s.config.output_fp8 = true;
        }},
-      {"KeysByDim", [](CaseSpec& s) { s.layout = clattn::KVCacheLayout::kHDN; }},
-      {"EightBitKeysByDim",
-       [](CaseSpec& s) {
-         s.layout = clattn::KVCacheLayout::kHDN;
-         s.config.kv_cache_dtype = DType::kFp8E5M2;
-       }},
       {"FiveHeadsAGroupOverInt8",
        [](CaseSpec& s) {
          s.config.num_heads = 10;

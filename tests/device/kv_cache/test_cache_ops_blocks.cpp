@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <clattn/cache_ops.hpp>
+#include <clattn/compat/packed_cache.hpp>
 #include <clattn/mla.hpp>
 
 #include <algorithm>

@@ -67,8 +67,13 @@ struct Want {
 Want merge(const States& s, double base, std::int64_t with_context) {
   Want want;
   for (std::size_t i = 0; i < kLses; ++i) {
-    const bool alone = static_cast<std::int64_t>(i) / kHeads >= with_context;
-    const double p = alone || s.prefix_lse[i] == HUGE_VALF ? -kInfinity : s.prefix_lse[i];
+    if (static_cast<std::int64_t>(i) / kHeads >= with_context) {
+      want.lse.push_back(static_cast<double>(s.suffix_lse[i]));
+      const auto row = s.suffix.begin() + static_cast<std::ptrdiff_t>(i * kDims);
+      want.out.insert(want.out.end(), row, row + kDims);
+      continue;
+    }
+    const double p = s.prefix_lse[i] == HUGE_VALF ? -kInfinity : s.prefix_lse[i];
     const double x = s.suffix_lse[i] == HUGE_VALF ? -kInfinity : s.suffix_lse[i];
     const double wp = std::isinf(p) ? 0 : std::pow(base, p - std::max(p, x));
     const double wx = std::isinf(x) ? 0 : std::pow(base, x - std::max(p, x));
@@ -89,11 +94,13 @@ void expect_close(DType dtype, const std::vector<double>& got, const Want& want,
   // One rounding to the type, and a dozen f32 operations on numbers up to ~10; exponents up to 80.
   const double ulp = dtype == DType::kF32 ? 0 : dtype == DType::kF16 ? 0x1p-11 : 0x1p-8;
   for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(std::isnan(got[i]), std::isnan(want.out[i])) << i;
+    if (std::isnan(got[i])) continue;
     ASSERT_LE(std::abs(got[i] - want.out[i]), std::abs(want.out[i]) * ulp + 2e-5) << i;
   }
   for (std::size_t i = 0; i < lse.size(); ++i) {
     if (std::isinf(want.lse[i])) {
-      ASSERT_EQ(lse[i], -HUGE_VALF) << i;
+      ASSERT_EQ(static_cast<double>(lse[i]), want.lse[i]) << i;
     } else {
       ASSERT_LE(std::abs(static_cast<double>(lse[i]) - want.lse[i]), 2e-5) << i;
     }
@@ -265,17 +272,19 @@ void run_quantized(const clattn::Context& context, const QuantizedCase& c) {
     // What f32 may be off by before it is rounded.
     const double off = (5e-6 * std::abs(want.out[i]) + 5e-6) / static_cast<double>(c.scale);
     const double x = want.out[i] / static_cast<double>(c.scale);
+    got[at] = std::byte{0x5A};
+    ASSERT_EQ(std::isnan(value), std::isnan(x)) << i;
+    if (std::isnan(x)) continue;
     ASSERT_GE(value, oracle::round_to(type, x - off)) << i;
     ASSERT_LE(value, oracle::round_to(type, x + off)) << i;
     if (std::abs(x) > 448) ++saturated;
-    got[at] = std::byte{0x5A};
   }
   EXPECT_EQ(saturated > 0, c.scale < 0.02F);
   EXPECT_TRUE(got == std::vector<std::byte>(got.size(), std::byte{0x5A}));  // the gaps
   const std::vector<float> lse = download<float>(queue, out_lse);
   for (std::size_t i = 0; i < kLses; ++i) {
     if (std::isinf(want.lse[i])) {
-      ASSERT_EQ(lse[i], -HUGE_VALF) << i;
+      ASSERT_EQ(static_cast<double>(lse[i]), want.lse[i]) << i;
     } else {
       ASSERT_NEAR(static_cast<double>(lse[i]), want.lse[i], 2e-5) << i;
     }
@@ -295,25 +304,33 @@ TEST(MergeAttnStates, A6_8_OutputsOf8BitsAreRoundedOnceAndSaturate) {
   }
 }
 
-TEST(MergeAttnStates, TheSuffixIsTakenOverBitByBit) {
+// A6.8: as vLLM does, which copies such rows. With -0 and infinities among them.
+TEST(MergeAttnStates, A6_8_TokensWithoutAPrefixAreTheSuffixBitByBit) {
   const auto& context = *all_contexts().at(0);
   const clattn::Queue queue = context.create_queue();
-  const States states = make_states(DType::kF16);
-  const std::vector<std::byte> bits = encode(DType::kF16, states.suffix);
-  const clattn::Buffer suffix = upload(context, queue, bits);
-  const clattn::Buffer lse = upload(context, queue, states.suffix_lse);
-  const clattn::Buffer out = context.allocate(bits.size());
-  clattn::MergeAttnStates config;
-  config.num_tokens = kTokens;
-  config.num_heads = kHeads;
-  config.head_size = kDims;
-  config.prefill_tokens_with_context = 0;
-  clattn::merge_attn_states(context, queue, config, {{.buffer = out.handle()}, {}},
-                            {{.buffer = suffix.handle()}, {.buffer = lse.handle()}},
-                            {{.buffer = suffix.handle()}, {.buffer = lse.handle()}});
-  const std::vector<std::byte> got = download<std::byte>(queue, out);
-  const std::size_t row = kHeads * kDims * 2;
-  EXPECT_EQ(std::memcmp(&got[5 * row], &bits[5 * row], 3 * row), 0);
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const std::size_t group_size : {0U, 8U}) {
+      States states = make_states(dtype);  // tokens 1, 2 and 4: NaN, of LSEs -inf, -inf and +inf
+      states.suffix[0] = -0.0;
+      states.suffix[1] = kInfinity;
+      const std::vector<std::byte> bits = encode(dtype, states.suffix);
+      const clattn::Buffer suffix = upload(context, queue, bits);
+      const clattn::Buffer lse = upload(context, queue, states.suffix_lse);
+      const clattn::Buffer out = context.allocate(bits.size());
+      const clattn::Buffer out_lse = upload(context, queue, std::vector<float>(kLses, 1e9F));
+      clattn::MergeAttnStates config;
+      config.num_tokens = kTokens;
+      config.num_heads = kHeads;
+      config.head_size = kDims;
+      config.dtype = dtype;
+      config.prefill_tokens_with_context = 0;
+      const clattn::OutputWithLse state{{.buffer = suffix.handle()}, {.buffer = lse.handle()}};
+      Merger{context, group_size}(
+          queue, config, {{.buffer = out.handle()}, {.buffer = out_lse.handle()}}, state, state);
+      EXPECT_TRUE(download<std::byte>(queue, out) == bits) << clattn::to_string(dtype);
+      EXPECT_EQ(download<float>(queue, out_lse), states.suffix_lse);
+    }
+  }
 }
 
 TEST(MergeAttnStates, NonsenseIsRefused) {

@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
+#include <clattn/compat/packed_cache.hpp>
+#include <clattn/kv_cache_spec.hpp>
+#include <clattn/registry.hpp>
 #include <cmath>
 #include <cstdint>
 #include <numeric>

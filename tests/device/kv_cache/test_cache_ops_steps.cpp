@@ -1,7 +1,10 @@
 #include <fmt/format.h>
 #include <clattn/cache_ops.hpp>
 #include <clattn/compat/derived_batches.hpp>
+#include <clattn/compat/page.hpp>
+#include <clattn/kv_cache_spec.hpp>
 #include <clattn/mla.hpp>
+#include <clattn/registry.hpp>
 
 #include "device/cache_ops_support.hpp"
 

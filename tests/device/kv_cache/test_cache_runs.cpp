@@ -1,7 +1,11 @@
 #include <fmt/format.h>
 
+#include <clattn/compat/packed_cache.hpp>
+#include <clattn/kv_cache_spec.hpp>
+#include <clattn/registry.hpp>
 #include <numeric>
 
+#include "compat/packed_cache.hpp"
 #include "device/cache_ops_support.hpp"
 #include "kernels/choose/variants.hpp"
 #include "kernels/launch/cache_write.hpp"
@@ -135,7 +139,7 @@ TEST(CacheRuns, PagesHoldEveryTokenInItsPlace) {
     expect_stored(
         context, form, cache.buffer,
         [&](const clattn::Queue& queue, const auto& key, const auto& value, const auto& slots) {
-          enqueue_cache_write(kernel, form.shape(), queue, key, value, &cache, slots, nullptr);
+          enqueue_cache_write(kernel, form.shape(), queue, key, value, cache, slots, nullptr);
         },
         [&](std::int64_t slot, std::int32_t head, std::int32_t dim) {
           const std::int64_t block = slot / form.block_size, token = slot % form.block_size;
@@ -160,11 +164,12 @@ TEST(CacheRuns, XPackedPagesHoldEveryTokenInItsPlace) {
     cache.block_size = form.block_size;
     cache.num_kv_heads = kHeads;
     cache.head_size = form.head_size;
+    const auto pages = clattn::detail::pages_of(cache);
     const auto x = static_cast<std::int64_t>(16 / size);
     expect_stored(
         context, form, memory,
         [&](const clattn::Queue& queue, const auto& key, const auto& value, const auto& slots) {
-          enqueue_cache_write(kernel, form.shape(), queue, key, value, &cache, slots, nullptr);
+          enqueue_cache_write(kernel, form.shape(), queue, key, value, pages, slots, nullptr);
         },
         [&](std::int64_t slot, std::int32_t head, std::int32_t dim) {
           const std::int64_t row = slot / form.block_size * kHeads + head;

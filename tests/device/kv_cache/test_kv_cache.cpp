@@ -3,11 +3,15 @@
 
 #include <array>
 #include <clattn/clattn.hpp>
+#include <clattn/compat/packed_cache.hpp>
+#include <clattn/kv_cache_spec.hpp>
+#include <clattn/registry.hpp>
 #include <cstring>
 #include <functional>
 #include <random>
 #include <vector>
 
+#include "compat/packed_cache.hpp"
 #include "device/cache_ops_support.hpp"
 #include "kernels/choose/variants.hpp"
 #include "kernels/launch/cache_write.hpp"
@@ -168,8 +172,8 @@ TEST(ReshapeAndCache, PackedCacheHoldsEveryTokenInItsPlace) {
                                       .num_kv_heads = Write::kHeads,
                                       .head_size = write.dims};
     clattn::detail::enqueue_cache_write(kernel, write.shape(), in.queue, in.key_ref(write),
-                                        in.value_ref(write), &cache, {in.slots.handle(), 8, 6},
-                                        nullptr);
+                                        in.value_ref(write), clattn::detail::pages_of(cache),
+                                        {in.slots.handle(), 8, 6}, nullptr);
     std::vector<std::byte> got_k(want_k.size());
     std::vector<std::byte> got_v(want_v.size());
     in.queue.read(k, got_k);
@@ -243,7 +247,7 @@ TEST(ReshapeAndCache, PagesOfEveryLayoutHoldEveryTokenInItsPlace) {
       const auto& backend = *clattn::list_attn_backends()[0];
       const clattn::KVCache cache = clattn::reshape_kv_cache(memory, spec, backend, layout);
       clattn::detail::enqueue_cache_write(kernel, write.shape(), in.queue, in.key_ref(write),
-                                          in.value_ref(write), &cache, {in.slots.handle(), 8, 6},
+                                          in.value_ref(write), cache, {in.slots.handle(), 8, 6},
                                           nullptr);
       std::vector<std::byte> got(want.size());
       in.queue.read(memory, got);

@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
+#include <clattn/device.hpp>
+#include <clattn/kv_cache_spec.hpp>
 #include <vector>
 
 #include "device/attention_case.hpp"
+#include "device/counting_buffers.hpp"
 #include "support/error_text.hpp"
 
 namespace {
@@ -25,13 +28,19 @@ TEST(KVCache, AllocationIsZeroedAndShared) {
     clattn::KVCacheConfig config;
     config.tensors = {{4096, {"a", "b"}}, {8192, {"c"}}};
     config.groups = {{{"a", "c"}, {}}, {{"b"}, {}}};
+    std::vector<std::byte> bytes(8192);
+    const test::DirtyBuffers dirty;
+    queue.read(context->allocate(bytes.size()), bytes);
+    ASSERT_EQ(bytes, std::vector(bytes.size(), std::byte{0xFF}));
     auto caches = clattn::allocate_kv_cache(*context, queue, config);
     ASSERT_EQ(caches.size(), 3U);
     EXPECT_EQ(caches["a"].handle(), caches["b"].handle());
     EXPECT_NE(caches["a"].handle(), caches["c"].handle());
-    std::vector<std::byte> bytes(8192, std::byte{0xFF});
     queue.read(caches["c"], bytes);
-    for (const std::byte value : bytes) ASSERT_EQ(value, std::byte{0});
+    EXPECT_EQ(bytes, std::vector(bytes.size(), std::byte{0}));
+    bytes.assign(4096, std::byte{1});
+    queue.read(caches["a"], bytes);
+    EXPECT_EQ(bytes, std::vector(bytes.size(), std::byte{0}));
   }
 }
 

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <clattn/cache_ops.hpp>
+#include <clattn/device.hpp>
 
 #include <cmath>
 
@@ -97,7 +98,7 @@ void expect_attention(const std::shared_ptr<clattn::Context>& context, const cla
   const std::vector<double> got =
       cache_ops_test::decode(DType::kF16, cache_ops_test::download<std::byte>(queue, out));
   oracle::AttentionResult want = oracle::attention(truth, oracle::Element::kF16);
-  if (step_test::rounds_weights(impl->kernels())) want.add_weight_rounding();
+  if (step_test::rounds_probabilities(impl->kernels())) want.add_weight_rounding();
   for (std::size_t i = 0; i < got.size(); ++i) {
     ASSERT_LE(std::abs(got[i] - want.out[i]), 2 * want.bound[i] + 2e-6) << i;
   }

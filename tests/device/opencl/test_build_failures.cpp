@@ -12,7 +12,7 @@
 #include "device/layer_model.hpp"
 #include "device/runtime_fixture.hpp"
 #include "kernels/choose/attention_kernels.hpp"
-#include "opencl/program.hpp"
+#include "opencl/program/program.hpp"
 #include "support/error_text.hpp"
 
 namespace clattn::detail {

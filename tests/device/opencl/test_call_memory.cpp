@@ -143,7 +143,8 @@ TEST(CallMemory, CallsThatRelyOnTheQueuesOrderWantOne) {
     EXPECT_EQ(test::error_text([&] { advance_step_flashinfer(*context, queue, {}, {}, errors); }),
               refused);
     EXPECT_EQ(test::error_text([&] {
-                clattn::swap_blocks(*context, queue, clattn::KVCache{}, clattn::KVCache{}, {});
+                clattn::swap_blocks(*context, queue, std::span<std::byte>{}, std::span<std::byte>{},
+                                    {});
               }),
               refused);
   }

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "device/runtime_fixture.hpp"
-#include "opencl/device_info.hpp"
+#include "opencl/device/device_info.hpp"
 #include "support/error_text.hpp"
 
 namespace clattn::detail {
@@ -32,7 +32,7 @@ class RuntimeDevice : public RuntimeFixture {
   std::vector<KernelSource> write_probes() {
     write_kernel("sum.cl", probe_of("sum", "x + CLA_STEP"));
     write_kernel("product.cl", probe_of("product", "x * CLA_STEP"));
-    options_.binaries = BinaryCaching::kWhereItPays;
+    options_.keep_all_binaries = false;
     return {{"sum.cl", "clattn_sum", "-DCLA_STEP=3"},
             {"product.cl", "clattn_product", "-DCLA_STEP=4"}};
   }
@@ -150,7 +150,7 @@ TEST_P(RuntimeDevice, ARefusedKernelKeepsNoOthersApart) {
 TEST_P(RuntimeDevice, WhatCannotBeBuiltTogetherIsBuiltAlone) {
   write_kernel("sum.cl", probe_of("sum", "x + CLA_STEP"));
   write_kernel("bad.cl", probe_of("bad", "undeclared_name"));
-  options_.binaries = BinaryCaching::kWhereItPays;
+  options_.keep_all_binaries = false;
   const auto runtime = make_runtime();
   const std::vector<KernelSource> sources = {{"sum.cl", "clattn_sum", "-DCLA_STEP=3"},
                                              {"bad.cl", "clattn_bad", "-DCLA_STEP=4"}};

@@ -2,12 +2,11 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 
 #include "device/runtime_fixture.hpp"
-#include "opencl/program_cache.hpp"
-#include "opencl/self_test.hpp"
+#include "opencl/device/self_test.hpp"
+#include "opencl/program/program_cache.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -47,13 +46,9 @@ class RuntimeCache : public RuntimeFixture {
     std::ofstream(path, std::ios::binary) << text;
   }
   /// Replaces the payload of an entry, leaving an entry without fault.
-  static void replace_payload(const std::filesystem::path& path,
-                              std::span<const std::byte> payload) {
-    const std::string old = read(path);
-    CacheKey key{};
-    std::memcpy(key.data(), old.data() + 12, key.size());  // after magic and version
-    const Bytes file = encode_cache_entry(key, payload);
-    write(path, {reinterpret_cast<const char*>(file.data()), file.size()});
+  static void replace_payload(const std::filesystem::path& path, std::string_view payload) {
+    const CacheKey key = read(path).substr(12, 16);  // after magic and version
+    write(path, encode_cache_entry(key, payload));
   }
 
   std::filesystem::path self_test_file_;
@@ -79,7 +74,7 @@ TEST_P(RuntimeCache, DamagedEntriesAreReplaced) {
 }
 
 TEST_P(RuntimeCache, ABinaryThatTheDriverRefusesIsReplaced) {
-  const Bytes garbage(1000, std::byte{0x5a});
+  const std::string garbage(1000, '\x5a');
   replace_payload(program_file_, garbage);
   expect_builds(1, 0);
   expect_builds(0, 1);
@@ -94,7 +89,7 @@ TEST_P(RuntimeCache, ChangedSourceIsAnotherEntry) {
 TEST_P(RuntimeCache, SelfTestsAreRemembered) {
   const DeviceCapabilities tested = make_runtime()->capabilities();
   const SelfTestResult planted{.static_local_mem_bytes = 12345, .inline_ptx = 0, .wave_size = 77};
-  replace_payload(self_test_file_, std::as_bytes(std::span(&planted, 1)));
+  replace_payload(self_test_file_, {reinterpret_cast<const char*>(&planted), sizeof(planted)});
   EXPECT_EQ(make_runtime()->capabilities().static_local_mem_bytes, 12345U);
   EXPECT_EQ(make_runtime()->capabilities().wave_size, 77);
   write(self_test_file_, "damaged");
@@ -113,7 +108,7 @@ TEST_P(RuntimeCache, WithoutAUsableFolderEverythingWorks) {
 
 TEST_P(RuntimeCache, ProgramsAreLeftToADriverThatCachesBetter) {
   std::filesystem::remove(program_file_);
-  options_.binaries = BinaryCaching::kWhereItPays;
+  options_.keep_all_binaries = false;
   const auto runtime = make_runtime();
   EXPECT_EQ(run_probe(*runtime), expected(100, 3));
   const bool pocl = runtime->capabilities().platform_name == "Portable Computing Language";

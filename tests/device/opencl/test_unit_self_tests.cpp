@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "device/runtime_fixture.hpp"
-#include "opencl/matrix_units.hpp"
+#include "opencl/device/matrix_units.hpp"
 
 namespace clattn::detail {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <clattn/clattn.hpp>
+#include <clattn/kv_scales.hpp>
 #include <string>
 #include <vector>
 

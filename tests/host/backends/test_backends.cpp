@@ -3,6 +3,8 @@
 
 #include <array>
 #include <clattn/clattn.hpp>
+#include <clattn/device.hpp>
+#include <clattn/registry.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -27,7 +29,7 @@ AttentionConfig llama() {
 }
 
 const clattn::AttentionBackend& backend(std::string_view name) {
-  for (const auto* entry : clattn::list_attn_backends()) {
+  for (const auto& entry : clattn::list_attn_backends()) {
     if (entry->name() == name) return *entry;
   }
   throw std::runtime_error("no such backend");
@@ -35,7 +37,7 @@ const clattn::AttentionBackend& backend(std::string_view name) {
 
 TEST(Backends, AreListedInPriorityOrder) {
   std::vector<std::string_view> names;
-  for (const auto* entry : clattn::list_attn_backends()) names.push_back(entry->name());
+  for (const auto& entry : clattn::list_attn_backends()) names.push_back(entry->name());
   EXPECT_EQ(names, (std::vector<std::string_view>{"FLASHINFER", "XFORMERS", "CLATTN_MLA"}));
 }
 
@@ -46,7 +48,7 @@ TEST(Backends, A1_10_GraphSupport) {
   EXPECT_EQ(backend("CLATTN_MLA").graph_support(), AttentionCGSupport::kUniformBatch);
   AttentionConfig config = llama();
   config.is_attention_free = true;
-  EXPECT_EQ(clattn::get_attn_backend(config, nullptr).graph_support(), AttentionCGSupport::kNever);
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr)->graph_support(), AttentionCGSupport::kNever);
 }
 
 TEST(Backends, CacheShapesAndStrideOrders) {
@@ -70,38 +72,18 @@ TEST(Backends, CacheShapesAndStrideOrders) {
   }
 }
 
-// Layout HDN is FLASHINFER's on CPUs alone, and each of the others says so.
-TEST(Backends, KeysByDimAreForCpuKernels) {
+TEST(Backends, SayWhichLayoutsTheyHave) {
   using Reasons = std::vector<std::string>;
-  constexpr KVCacheLayout kHDN = KVCacheLayout::kHDN;
-  AttentionConfig config = llama();
-  clattn::DeviceCapabilities cpu, gpu;
-  cpu.kind = clattn::DeviceKind::kCpu;
-  gpu.kind = clattn::DeviceKind::kGpu;
-  const auto& flashinfer = backend("FLASHINFER");
-  EXPECT_EQ(flashinfer.get_kv_cache_stride_order(kHDN), (Order{0, 1, 3, 2, 4}));  // of the values
-  EXPECT_EQ(flashinfer.validate_layout(kHDN, config, nullptr), Reasons{});
-  EXPECT_EQ(flashinfer.validate_layout(kHDN, config, &cpu), Reasons{});
-  EXPECT_EQ(flashinfer.validate_layout(KVCacheLayout::kHND, config, &gpu), Reasons{});
-  const std::string gpu_reads =
-      "layout HDN needs the kernels of CPUs: those of GPUs read keys by token";
-  EXPECT_EQ(flashinfer.validate_layout(kHDN, config, &gpu), Reasons{gpu_reads});
-  config.kernel_family = clattn::KernelFamily::kGpu;
-  config.block_size = 8;
-  EXPECT_EQ(
-      flashinfer.validate_layout(kHDN, config, &cpu),
-      (Reasons{gpu_reads, "layout HDN with block_size 8 not supported: multiples of 16 are"}));
-  config = llama();
-  const std::pair<std::string, std::string> others[] = {
-      {"XFORMERS", "layout HDN not supported by XFORMERS: NHD is"},
-      {"CLATTN_MLA", "layout HDN not supported by CLATTN_MLA: NHD, HND are"}};
-  for (const auto& [name, reason] : others) {
-    const auto& other = backend(name);
-    EXPECT_EQ(other.validate_layout(kHDN, config, &cpu), Reasons{reason});
-    EXPECT_EQ(test::error_text([&] { (void)other.get_kv_cache_stride_order(kHDN); },
-                               clattn::ErrorCode::kUnsupported),
-              reason);
+  const auto& dense = backend("XFORMERS");
+  const std::string reason = "layout HND not supported by XFORMERS: NHD is";
+  for (const char* name : {"FLASHINFER", "CLATTN_MLA"}) {
+    EXPECT_EQ(backend(name).validate_layout(KVCacheLayout::kHND), Reasons{}) << name;
   }
+  EXPECT_EQ(dense.validate_layout(KVCacheLayout::kNHD), Reasons{});
+  EXPECT_EQ(dense.validate_layout(KVCacheLayout::kHND), Reasons{reason});
+  EXPECT_EQ(test::error_text([&] { (void)dense.get_kv_cache_stride_order(KVCacheLayout::kHND); },
+                             clattn::ErrorCode::kUnsupported),
+            reason);
 }
 
 TEST(Backends, XFormersKeepsItsErrors) {
@@ -122,7 +104,7 @@ TEST(Backends, XFormersKeepsItsErrors) {
 
 TEST(Selector, TakesTheFirstThatFitsAndSaysWhyOthersDoNot) {
   AttentionConfig config = llama();
-  EXPECT_EQ(clattn::get_attn_backend(config, nullptr).name(), "FLASHINFER");
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr)->name(), "FLASHINFER");
   config.dtype = clattn::DType::kF32;
   config.head_size = 24;
   config.block_size = 5;
@@ -156,12 +138,14 @@ TEST(Selector, ValuesOfAnotherSizeNeedKeysWithoutPages) {
   config.attn_type = clattn::AttentionType::kEncoderOnly;
   EXPECT_EQ(reasons(), Reasons{});
   EXPECT_EQ(config.output_head_size(), 128);
-  for (const std::int32_t size : {200, 12, -8}) {
+  for (const std::int32_t size : {200, 12}) {
     config.head_size_v = size;
     EXPECT_EQ(reasons(), Reasons{fmt::format("head_size_v {} not supported: 8 … 192 (head_size) in "
                                              "steps of 8 are, or 0",
                                              size)});
   }
+  config.head_size_v = -8;
+  EXPECT_EQ(reasons(), Reasons{"head_size_v is -8, supported: 0 … 65536 (0 = head_size)"});
   config.head_size_v = 192;  // as if it were not given
   config.attn_type = clattn::AttentionType::kDecoder;
   EXPECT_EQ(reasons(), Reasons{});
@@ -192,7 +176,7 @@ TEST(Selector, F5_HeadSizesAreRefusedOnceABackend) {
 
 TEST(Selector, AForcedBackendFitsOrIsRefusedWithReasons) {
   AttentionConfig config = llama();
-  EXPECT_EQ(clattn::get_attn_backend(config, nullptr, "XFORMERS").name(), "XFORMERS");
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr, "XFORMERS")->name(), "XFORMERS");
   config.block_size = 5;
   try {
     (void)clattn::get_attn_backend(config, nullptr, "XFORMERS");
@@ -215,7 +199,7 @@ TEST(Selector, M1_VllmsNamesOfTheBuiltInBackends) {
       {"XFORMERS_VLLM_V1", "XFORMERS"},
       {"vllm.v1.attention.backends.xformers.XFormersAttentionBackend", "XFORMERS"}};
   for (const auto& [name, ours] : rows) {
-    EXPECT_EQ(clattn::get_attn_backend(llama(), nullptr, name).name(), ours) << name;
+    EXPECT_EQ(clattn::get_attn_backend(llama(), nullptr, name)->name(), ours) << name;
     EXPECT_EQ(clattn::find_attn_backend(name)->name(), ours) << name;
   }
 }
@@ -231,6 +215,7 @@ TEST(Selector, M12_NamesOfOtherLibrariesSayWhatToUse) {
                   "computes what " +
                   name + " does");
   }
+  EXPECT_EQ(clattn::find_attn_backend("auto"), nullptr);  // as those texts say
   for (const std::string name : {"FLASHMLA", "TRITON_MLA", "CUTLASS_MLA", "CPU_MLA"}) {
     EXPECT_NE(test::error_text([&] { (void)clattn::find_attn_backend(name); },
                                clattn::ErrorCode::kInvalidArgument)
@@ -248,7 +233,7 @@ TEST(Selector, M12_NamesOfOtherLibrariesSayWhatToUse) {
   config.block_size = block_size;
   for (const char* name : {"", "FLASHINFER", "auto"}) {
     try {
-      const auto& chosen = clattn::get_attn_backend(config, nullptr, name);
+      const auto& chosen = *clattn::get_attn_backend(config, nullptr, name);
       std::fprintf(stderr, "%s;", std::string(chosen.name()).c_str());
     } catch (const clattn::Error& error) {
       std::fprintf(stderr, "%s;", error.what());
@@ -281,8 +266,8 @@ TEST(Selector, ForcedBackendsAndLatentAttention) {
   config.head_size = 512 + 64;
   config.block_size = 64;
   config.use_mla = true;
-  EXPECT_EQ(clattn::get_attn_backend(config, nullptr).name(), "CLATTN_MLA");
-  EXPECT_EQ(clattn::get_attn_backend(config, nullptr, "CLATTN_MLA").name(), "CLATTN_MLA");
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr)->name(), "CLATTN_MLA");
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr, "CLATTN_MLA")->name(), "CLATTN_MLA");
   const auto refusal = [&](std::string_view name) -> std::string {
     try {
       (void)clattn::get_attn_backend(config, nullptr, name);
@@ -297,7 +282,7 @@ TEST(Selector, ForcedBackendsAndLatentAttention) {
             "576 not supported: 8 … 256 in steps of 8 are; MLA not supported");
   config.use_mla = false;
   config.head_size = 128;
-  EXPECT_EQ(clattn::get_attn_backend(config, nullptr).name(), "FLASHINFER");
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr)->name(), "FLASHINFER");
   EXPECT_EQ(refusal("CLATTN_MLA"),
             "Selected backend CLATTN_MLA is not valid for this configuration. Reason: non-MLA not "
             "supported");
@@ -332,7 +317,7 @@ TEST(Selector, UnknownNamesAndImpossibleShapesAreClear) {
         std::string("No valid attention backend found for ") +
         (where != nullptr ? "Some GPU" : "any device") +
         " with AttentionConfig(num_heads=32, num_kv_heads=5, head_size=12, block_size=16, "
-        "dtype=f16, kv_cache_dtype=auto, attn_type=decoder, sinks). Reasons: FLASHINFER: ";
+        "dtype=f16, kv_cache_dtype=auto, sinks=[1]). Reasons: FLASHINFER: ";
     try {
       (void)clattn::get_attn_backend(config, where);
       FAIL();
@@ -350,6 +335,34 @@ TEST(Selector, UnknownNamesAndImpossibleShapesAreClear) {
     EXPECT_NE(text.find("head_size 12 not supported: 8 … 256 in steps of 8 are"),
               std::string::npos);
   }
+}
+
+TEST(Selector, Q2_TheNearestBackendsReasonsComeFirst) {
+  const auto reasons = [](const AttentionConfig& config) {
+    const std::string text = test::error_text(
+        [&] { (void)clattn::get_attn_backend(config, nullptr); }, clattn::ErrorCode::kUnsupported);
+    return text.substr(text.find("Reasons: "));
+  };
+  AttentionConfig config = llama();
+  config.head_size = 12;
+  EXPECT_EQ(reasons(config).find("Reasons: FLASHINFER: head_size 12 not supported: 8 … 256 in "
+                                 "steps of 8 are | other backends: XFORMERS: Head size 12"),
+            0U)
+      << reasons(config);
+  EXPECT_TRUE(reasons(config).ends_with(" | CLATTN_MLA: non-MLA not supported")) << reasons(config);
+  config = llama();
+  config.use_mla = true;
+  config.num_kv_heads = 2;
+  EXPECT_EQ(reasons(config).find("Reasons: CLATTN_MLA: num_kv_heads is 2, supported: 1"), 0U)
+      << reasons(config);
+}
+
+TEST(Backends, Q2_XFormersDoesNotOfferTheTypeThatItRefuses) {
+  AttentionConfig config = llama();
+  config.dtype = clattn::DType::kF32;
+  config.kv_cache_dtype = clattn::DType::kF16;
+  EXPECT_EQ(backend("XFORMERS").validate_configuration(config, nullptr),
+            std::vector<std::string>{"dtype f32 not supported: f16 and bf16 are"});
 }
 
 }  // namespace

@@ -63,8 +63,7 @@ TEST_F(RegistryPlugins, APluginIsListedChosenByNameAndUnloaded) {
   {
     clattn::BackendPlugin plugin = clattn::load_backend_plugin(path);
     EXPECT_EQ(names(), (Names{"FLASHINFER", "XFORMERS", "CLATTN_MLA", "REFERENCE"}));
-    EXPECT_EQ(plugin.backend()->full_cls_name().library, path);
-    EXPECT_EQ(plugin.backend()->full_cls_name().symbol, "clattn_backend_plugin_v1");
+    EXPECT_EQ(plugin.backend()->library(), path);
     AttentionConfig config;
     config.num_heads = config.num_kv_heads = 2;
     config.head_size = 128;
@@ -74,11 +73,13 @@ TEST_F(RegistryPlugins, APluginIsListedChosenByNameAndUnloaded) {
               "other than f32 not supported; head_size 128 not supported: 1 to 64 are");
     config.dtype = DType::kF32;
     config.head_size = 4;
-    EXPECT_EQ(clattn::get_attn_backend(config, nullptr).name(), "REFERENCE");
-    EXPECT_EQ(plugin.backend()->supports_sink(), (Names{"sinks not supported"}));
+    EXPECT_EQ(clattn::get_attn_backend(config, nullptr)->name(), "REFERENCE");
+    EXPECT_EQ(plugin.backend()->why_not(&AttentionConfig::sinks, {0.0F}),
+              (Names{"sinks not supported"}));
     EXPECT_EQ(plugin.backend()->get_supported_head_sizes().size(), 64U);
-    EXPECT_EQ(plugin.backend()->supports_attn_type(clattn::AttentionType::kEncoder),
-              (Names{"attn_type other than decoder not supported by plugins"}));
+    EXPECT_EQ(
+        plugin.backend()->why_not(&AttentionConfig::attn_type, clattn::AttentionType::kEncoder),
+        (Names{"attn_type encoder not supported by plugins"}));
 
     // A second one would have the same name.
     EXPECT_EQ(error_text([&] { clattn::load_backend_plugin(path); }),
@@ -101,9 +102,10 @@ TEST_F(RegistryPlugins, PluginsThatDoNotFitAreRefusedWithAReason) {
   };
   constexpr Row kRows[] = {
       {"nowhere", ErrorCode::kIo, "' cannot be opened: "},
-      {"no_entry", ErrorCode::kUnsupported, "' has no entry point clattn_backend_plugin_v1"},
-      {"abi_version", ErrorCode::kUnsupported, "' speaks ABI version 2, legal: 1"},
+      {"no_entry", ErrorCode::kUnsupported, "' has no entry point clattn_backend_plugin_v2"},
+      {"abi_version", ErrorCode::kUnsupported, "' speaks ABI version 1, legal: 2"},
       {"struct_size", ErrorCode::kUnsupported, "': its ClattnBackendPlugin has "},
+      {"newer_config", ErrorCode::kUnsupported, "': config_size is "},
       {"missing_function", ErrorCode::kUnsupported, "' lacks forward"},
       {"refuses", ErrorCode::kUnsupported, "' refuses to load (7): not on this host"},
       {"taken_name", ErrorCode::kInvalidArgument,
@@ -138,7 +140,7 @@ TEST(PluginsOfTheEnvironment, AreLoadedAtFirstUseOrRefusedEachTime) {
               "CLATTN_MLA;REFERENCE;$");
   const std::string refused =
       "CLATTN_PLUGINS: plugin '[^']*no_entry.so' has no entry point "
-      "clattn_backend_plugin_v1;";
+      "clattn_backend_plugin_v2;";
   EXPECT_EXIT(list_with_plugins(plugin_path("none") + ":" + plugin_path("no_entry")),
               testing::ExitedWithCode(0), "^" + refused + refused + "$");
 }

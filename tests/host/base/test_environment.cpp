@@ -32,6 +32,7 @@ TEST(Environment, UnsetIsEmpty) {
   EXPECT_EQ(result.kernel_dir, "");
   EXPECT_EQ(result.cache_dir, "");
   EXPECT_EQ(result.capture_dir, "");
+  EXPECT_FALSE(result.debug);
   EXPECT_TRUE(result.cache_enabled);
   EXPECT_EQ(result.tuning_file, "");
   EXPECT_TRUE(result.tuning_enabled);
@@ -57,6 +58,7 @@ TEST(Environment, SwitchesKnowTheirWordsAndRefuseOthers) {
   for (const char* text : {"0", "off", "false", "no"}) {
     EXPECT_FALSE(parse({{"CLATTN_CACHE", text}}).cache_enabled) << text;
     EXPECT_FALSE(parse({{"CLATTN_TUNING", text}}).tuning_enabled) << text;
+    EXPECT_FALSE(parse({{"CLATTN_DEBUG", text}}).debug) << text;
   }
   for (const char* text : {"", "1", "on", "true", "yes"}) {
     EXPECT_TRUE(parse({{"CLATTN_CACHE", text}}).cache_enabled) << text;
@@ -81,11 +83,13 @@ TEST(Environment, EveryVariableHasItsField) {
                                     {"CLATTN_CACHE", "0"},
                                     {"CLATTN_TUNING_FILE", "/t.txt"},
                                     {"CLATTN_LOG", "debug"},
+                                    {"CLATTN_DEBUG", "1"},
                                     {"CLATTN_TUNING", "off"},
                                     {"CLATTN_PLUGINS", ":/a.so::b.so:"},
                                     {"CLATTN_Q_SCALE_CONSTANT", "2.5"},
                                     {"CLATTN_K_SCALE_CONSTANT", "50"},
                                     {"CLATTN_V_SCALE_CONSTANT", "1e2"}});
+  EXPECT_TRUE(result.debug);
   EXPECT_FALSE(result.amx_enabled);
   EXPECT_EQ(result.plugins, (std::vector<std::string>{"/a.so", "b.so"}));
   EXPECT_EQ(result.q_scale_constant, 2.5F);

@@ -2,6 +2,7 @@
 
 #include <clattn/error.hpp>
 #include <clattn/types.hpp>
+#include <string>
 
 #include "base/checked.hpp"
 #include "support/error_text.hpp"
@@ -10,6 +11,13 @@ namespace clattn {
 namespace {
 
 using test::error_text;
+
+TEST(Types, TheLibraryHasTheVersionOfItsHeaders) {
+  EXPECT_EQ(version(), CLATTN_VERSION);
+  EXPECT_EQ(version(), std::to_string(CLATTN_VERSION_MAJOR) + "." +
+                           std::to_string(CLATTN_VERSION_MINOR) + "." +
+                           std::to_string(CLATTN_VERSION_PATCH));
+}
 
 TEST(Types, NamesSizesAndParsersAgree) {
   const struct {
@@ -22,8 +30,7 @@ TEST(Types, NamesSizesAndParsersAgree) {
     EXPECT_EQ(parse_dtype(row.name), row.dtype);
     EXPECT_EQ(element_size_bytes(row.dtype), row.size);
   }
-  for (const KVCacheLayout layout :
-       {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN}) {
+  for (const KVCacheLayout layout : {KVCacheLayout::kNHD, KVCacheLayout::kHND}) {
     EXPECT_EQ(parse_kv_cache_layout(to_string(layout)), layout);
   }
   EXPECT_EQ(to_string(KVCacheLayout::kHND), "HND");
@@ -61,7 +68,7 @@ TEST(Types, UnknownNamesListTheLegalOnes) {
   EXPECT_EQ(error_text([] { parse_dtype("F32"); }, ErrorCode::kInvalidArgument),
             "dtype: 'F32' is not one of f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8");
   EXPECT_EQ(error_text([] { parse_kv_cache_layout(""); }, ErrorCode::kInvalidArgument),
-            "layout: '' is not one of NHD, HND, HDN");
+            "layout: '' is not one of NHD, HND");
 }
 
 TEST(Checked, OverflowNamesTheProduct) {

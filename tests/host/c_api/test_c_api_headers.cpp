@@ -15,24 +15,26 @@ TEST(CApi, ItsHeaderAndThatOfPluginsCanBeIncludedTogether) {
 
 TEST(CApi, ACacheWithoutScalesHasNonePerHead) {
   ClattnCache cache;
+  cache.held.dtype = clattn::DType::kInt8;
   ClattnBuffer scales;
   EXPECT_EQ(clattn_cache_set_scales(&cache, &scales, 1), CLATTN_SUCCESS);
-  EXPECT_TRUE(cache.cache.scales_per_head);
+  EXPECT_TRUE(cache.held.scales_per_head);
   EXPECT_EQ(clattn_cache_set_scales(&cache, nullptr, 1), CLATTN_SUCCESS);
-  EXPECT_FALSE(cache.cache.scales_per_head);
+  EXPECT_FALSE(cache.held.scales_per_head);
 }
 
 TEST(CApi, TheLastCallSaysWhetherScalesHoldOneOfQueries) {
   ClattnCache cache;
+  cache.held.dtype = clattn::DType::kInt8;
   ClattnBuffer scales;
   EXPECT_EQ(clattn_cache_set_scales_with_query(&cache, &scales, 1), CLATTN_SUCCESS);
-  EXPECT_TRUE(cache.cache.scales_query && cache.cache.scales_per_head);
+  EXPECT_TRUE(cache.held.scales_query && cache.held.scales_per_head);
   EXPECT_EQ(clattn_cache_set_scales(&cache, &scales, 1), CLATTN_SUCCESS);
-  EXPECT_FALSE(cache.cache.scales_query);
+  EXPECT_FALSE(cache.held.scales_query);
   EXPECT_EQ(clattn_cache_set_scales_with_query(&cache, &scales, 0), CLATTN_SUCCESS);
-  EXPECT_TRUE(cache.cache.scales_query && !cache.cache.scales_per_head);
+  EXPECT_TRUE(cache.held.scales_query && !cache.held.scales_per_head);
   EXPECT_EQ(clattn_cache_set_scales_with_query(&cache, nullptr, 1), CLATTN_SUCCESS);
-  EXPECT_FALSE(cache.cache.scales_query || cache.cache.scales_per_head);
+  EXPECT_FALSE(cache.held.scales_query || cache.held.scales_per_head);
 }
 
 }  // namespace

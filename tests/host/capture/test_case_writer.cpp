@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "capture/case_writer.hpp"
+#include "capture/case.hpp"
 #include "support/scratch_directory.hpp"
 
 namespace clattn::detail {

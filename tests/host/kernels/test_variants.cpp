@@ -8,7 +8,7 @@
 
 #include "kernels/choose/tuned.hpp"
 #include "kernels/choose/variants.hpp"
-#include "opencl/device_info.hpp"
+#include "opencl/device/device_info.hpp"
 
 namespace clattn::detail {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "host/metadata_batch.hpp"
-#include "kv_cache/layout.hpp"
+#include "kv_cache/spec.hpp"
 
 namespace clattn {
 namespace {
@@ -18,10 +18,9 @@ TEST(KVCacheLayoutChoice, A1_4_OverrideThenEnvironmentThenNobody) {
   EXPECT_EQ(choose_kv_cache_layout({}, ""), std::nullopt);
   EXPECT_EQ(choose_kv_cache_layout({}, "NHD"), KVCacheLayout::kNHD);
   EXPECT_EQ(choose_kv_cache_layout({}, "HND"), KVCacheLayout::kHND);
-  EXPECT_EQ(choose_kv_cache_layout({}, "HDN"), KVCacheLayout::kHDN);
   EXPECT_EQ(choose_kv_cache_layout(KVCacheLayout::kNHD, "HND"), KVCacheLayout::kNHD);
   EXPECT_EQ(error_text([] { choose_kv_cache_layout({}, "hnd"); }),
-            "CLATTN_KV_CACHE_LAYOUT: 'hnd' is not one of NHD, HND, HDN");
+            "CLATTN_KV_CACHE_LAYOUT: 'hnd' is not one of NHD, HND");
 }
 
 TEST(KVCacheLayoutChoice, A9_6_AnOverrideAfterTheFirstQuestionCounts) {

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
+#include <clattn/kv_cache_spec.hpp>
+#include <clattn/registry.hpp>
 #include <functional>
 #include <string>
 #include <vector>

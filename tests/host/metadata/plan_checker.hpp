@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "host/metadata/seen_keys.hpp"
 #include "host/metadata_batch.hpp"
 #include "metadata/planner.hpp"
 
@@ -24,6 +25,7 @@ struct Plan {
   std::vector<ClaWorkItem> items[kMaxTileClasses];
   std::vector<ClaMergeItem> merges;
   std::vector<ClaSplit> splits;  ///< under lengths_are_bounds
+  std::vector<ClaListedRow> listed;
 };
 
 constexpr int kPoisonByte = 0xa5;
@@ -66,6 +68,9 @@ inline std::int32_t at_of(std::size_t tile_class, std::int32_t index) {
   return static_cast<std::int32_t>(tile_class) << 27 | index * 8;
 }
 
+/// Where make_plan() says that the listed rows begin, counted in rows.
+constexpr std::int32_t kListedAt = 77;
+
 /// Counts, then writes into poisoned memory of exactly that size. `problem` says what was wrong.
 inline Plan make_plan(const PlannerConfig& config, const Batch& batch, std::string* problem) {
   const auto pages_at = pages_at_of(static_cast<std::size_t>(batch.num_reqs));
@@ -85,9 +90,13 @@ inline Plan make_plan(const PlannerConfig& config, const Batch& batch, std::stri
   const std::int64_t splits = config.lengths_are_bounds ? plan.counts.all_items() : 0;
   resize_with_poison(plan.splits, static_cast<std::int32_t>(splits));
   output.splits = plan.splits;
+  resize_with_poison(plan.listed, plan.counts.num_listed);
+  output.listed = plan.listed;
+  output.listed_at = kListedAt;
   cut.write(pages_at, output);
   bool clean = take_written(plan.merges);
   clean = take_written(plan.splits) && clean;
+  clean = take_written(plan.listed) && clean;
   for (auto& items : plan.items) clean = take_written(items) && clean;
   if (!clean) *problem = "an element was left unwritten or one past the end was written";
   return plan;
@@ -112,6 +121,8 @@ class PlanChecker {
 
   std::string problem() {
     pieces_.resize(static_cast<std::size_t>(batch_.num_actual_tokens));
+    is_listed_.resize(plan_.listed.size());
+    seen_ = seen_keys(config_, batch_, problem_);
     for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
       for (const ClaWorkItem& item : plan_.items[c]) {
         if (item.q_count > 0 || !is_rebalanced(c)) check_item(c, item);
@@ -121,6 +132,8 @@ class PlanChecker {
     for (std::int32_t r = 0; r < batch_.num_reqs; ++r) check_request(r);
     check_merges();
     check_order();
+    expect(std::ranges::all_of(is_listed_, [](bool listed) { return listed; }),
+           "a listed row belongs to no item");
     return problem_;
   }
 
@@ -158,24 +171,6 @@ class PlanChecker {
     return static_cast<std::size_t>(plan_.cuts.wide ? longest + 1 : longest);
   }
 
-  struct Keys {
-    std::int64_t begin, end;
-  };
-
-  /// The keys that a query at `position` sees, by the definition.
-  Keys seen_by(std::int64_t position, std::int64_t seq_len) const {
-    const auto& window = config_.window;
-    Keys keys{0, seq_len};
-    if (batch_.causal && !config_.bidirectional) keys.end = std::min(keys.end, position + 1);
-    if (window.left >= 0) keys.begin = std::max(keys.begin, position - window.left);
-    if (window.right >= 0) keys.end = std::min(keys.end, position + window.right + 1);
-    if (window.chunk > 0) {
-      keys.begin = std::max(keys.begin, position / window.chunk * window.chunk);
-      keys.end = std::min(keys.end, (position / window.chunk + 1) * window.chunk);
-    }
-    return keys;
-  }
-
   void check_item(std::size_t tile_class, const ClaWorkItem& item) {
     const std::int32_t request = request_of(item);
     if (request < 0 || request >= batch_.num_reqs) {
@@ -190,12 +185,11 @@ class PlanChecker {
     if (item.q_row < begin || item.q_row + item.q_count > end) {
       return expect(false, item, " leaves its request");
     }
-    expect(item.q_pos == seq_len - (end - item.q_row), item, " has another q_pos");
+    check_place(item, seq_len - (end - item.q_row), seq_len);
     expect(item.kv_begin >= 0 && item.kv_begin % config_.block_size == 0, item,
            " begins inside a page");
-    const Keys seen{seen_by(item.q_pos, seq_len).begin,
-                    seen_by(item.q_pos + item.q_count - 1, seq_len).end};
-    const bool nothing = seen.end <= seen.begin;
+    const Keys seen = seen_by_item(item);
+    const bool nothing = seen.none();
     expect(nothing || item.kv_end <= seen.end, item, " reads keys that nobody sees");
     expect(nothing || item.kv_begin > seen.begin - config_.block_size, item,
            " reads a page that nobody sees");
@@ -211,25 +205,80 @@ class PlanChecker {
     }
   }
 
+  // The keys that the rows of an item see together.
+  Keys seen_by_item(const ClaWorkItem& item) const {
+    Keys all;
+    for (std::int32_t i = 0; i < item.q_count; ++i) {
+      const Keys& seen = seen_[static_cast<std::size_t>(item.q_row + i)];
+      if (seen.none()) continue;
+      all = {all.none() ? seen.begin : all.begin, seen.end};
+    }
+    return all;
+  }
+
+  // Where the rows of an item stand, which is what their keys follow from, unless they are listed.
+  void check_place(const ClaWorkItem& item, std::int32_t position, std::int64_t seq_len) {
+    if (!CLA_IS_LISTED(item.q_pos)) {
+      expect(item.q_pos == position, item, " has another q_pos");
+      for (std::int32_t i = 0; config_.lists.any() && i < item.q_count; ++i) {
+        const Keys& seen = seen_[static_cast<std::size_t>(item.q_row + i)];
+        Keys plain = plain_keys(config_, batch_.causal, position + i, seq_len);
+        if (plain.none() && seen.none()) continue;
+        plain.begin = std::max<std::int64_t>(plain.begin, 0);
+        plain.end = std::min(plain.end, seq_len);
+        expect(plain == seen, item, " has rows that should be listed");
+      }
+      return;
+    }
+    const std::int32_t number = item.q_pos - CLA_LISTED - kListedAt;
+    if (number < 1 || number + item.q_count > static_cast<std::int32_t>(plan_.listed.size()))
+      return expect(false, item, " has rows that are in no list");
+    check_listed_item(item, static_cast<std::size_t>(number));
+    for (std::int32_t i = 0; i < item.q_count; ++i) {
+      const auto at = static_cast<std::size_t>(number + i);
+      const ClaListedRow& row = plan_.listed[at];
+      const Keys& seen = seen_[static_cast<std::size_t>(item.q_row + i)];
+      is_listed_[at] = true;
+      expect(row.position == position + i, item, " lists another position");
+      expect(seen.none() ? row.begin >= row.end : Keys{row.begin, row.end} == seen, item,
+             " lists other keys than a row sees");
+      expect(i == 0 ||
+                 (row.begin >= plan_.listed[at - 1].begin && row.end >= plan_.listed[at - 1].end),
+             item, " lists ends that fall");
+    }
+  }
+
+  // In front of an item's rows: what some of them see, and what all of them see.
+  void check_listed_item(const ClaWorkItem& item, std::size_t first) {
+    const ClaListedRow& all = plan_.listed[first - 1];
+    is_listed_[first - 1] = true;
+    const auto rows =
+        std::span(plan_.listed).subspan(first, static_cast<std::size_t>(item.q_count));
+    expect(all.begin == std::ranges::min(rows, {}, &ClaListedRow::begin).begin &&
+               all.end == std::ranges::max(rows, {}, &ClaListedRow::end).end &&
+               all.position == std::ranges::max(rows, {}, &ClaListedRow::begin).begin &&
+               all.tree_at == std::ranges::min(rows, {}, &ClaListedRow::end).end,
+           item, " lists other ends than its rows have");
+  }
+
   // The pieces of each token follow each other from before the first key that it sees past the
   // last.
   void check_request(std::int32_t request) {
-    const std::int32_t seq_len = batch_.seq_lens[static_cast<std::size_t>(request)];
     for (std::int32_t row = start(request); row < start(request + 1); ++row) {
       auto& pieces = pieces_[static_cast<std::size_t>(row)];
       std::sort(pieces.begin(), pieces.end());
       const Token token{static_cast<std::size_t>(row)};
       if (pieces.empty()) return expect(false, token, " is in no item");
-      const Keys seen = seen_by(seq_len - (start(request + 1) - row), seq_len);
+      const Keys seen = seen_[static_cast<std::size_t>(row)];
       std::int32_t covered = pieces.front().begin;
-      expect(seen.end <= seen.begin || covered <= seen.begin, token, " misses its first keys");
+      expect(seen.none() || covered <= seen.begin, token, " misses its first keys");
       for (const Piece& piece : pieces) {
         expect(piece.begin == covered, token, " has a gap or an overlap in its keys");
         covered = piece.end;
         expect((piece.partial_row < 0) == (pieces.size() == 1), token,
                " has partial rows without a split, or a split without them");
       }
-      expect(seen.end <= seen.begin || covered >= seen.end, token, " misses visible keys");
+      expect(seen.none() || covered >= seen.end, token, " misses visible keys");
     }
   }
 
@@ -350,52 +399,12 @@ class PlanChecker {
   const PlannerConfig& config_;
   const Batch& batch_;
   const Plan& plan_;
+  std::vector<Keys> seen_;                  // by each token
+  std::vector<bool> is_listed_;             // of each listed row, whether an item has it
   std::vector<std::vector<Piece>> pieces_;  // of each token
   std::vector<std::int64_t> partial_rows_;
   std::string problem_;
 };
-
-/// What a device makes of a plan by bounds, once it has the lengths of `batch`: without the items
-/// and merges that these do not need, partial rows numbered anew.
-inline Plan plan_of_lengths(const PlannerConfig& config, const Batch& batch, Plan plan) {
-  const ClaSight sight = clattn::detail::sight_of(config, batch.causal);
-  std::vector<std::int32_t> rows;
-  for (const ClaSplit& split : plan.splits) {
-    const std::int32_t length = batch.seq_lens[static_cast<std::size_t>(split.request)];
-    const std::int32_t q_pos = length - split.behind;
-    const ClaTileKeys keys = cla_tile_keys(&sight, q_pos, split.q_count, length);
-    const int splits = cla_num_splits(&split, cla_pages_of(keys.count, config.block_size));
-    ClaWorkItem item = cla_item_of(&split, q_pos, keys, config.block_size, splits);
-    if (split.split >= splits) item.q_count = 0;
-    for (int i = 0; item.partial_row >= 0 && i < item.q_count; ++i)
-      rows.push_back(item.partial_row + i);
-    plan.items[split.item_at >> 27].at(static_cast<std::size_t>(split.item_at % (1 << 27) / 8)) =
-        item;
-    for (int i = 0; split.merge_at >= 0 && split.split == 0 && i < split.q_count; ++i) {
-      plan.merges.at(static_cast<std::size_t>(split.merge_at / 4 + i)) =
-          cla_merge_of(&split, i, splits);
-    }
-  }
-  std::sort(rows.begin(), rows.end());
-  const auto number = [&](std::int32_t row) {
-    const auto place = std::lower_bound(rows.begin(), rows.end(), row);
-    return static_cast<std::int32_t>(place - rows.begin());
-  };
-  for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
-    auto& items = plan.items[c];
-    std::erase_if(items, [](const ClaWorkItem& item) { return item.q_count == 0; });
-    for (ClaWorkItem& item : items) {
-      if (item.partial_row >= 0) item.partial_row = number(item.partial_row);
-    }
-    std::sort(items.begin(), items.end(), [&](const ClaWorkItem& a, const ClaWorkItem& b) {
-      return place_of(config, c, a) < place_of(config, c, b);
-    });
-  }
-  std::erase_if(plan.merges, [](const ClaMergeItem& merge) { return merge.num_splits == 0; });
-  for (ClaMergeItem& merge : plan.merges) merge.partial_row = number(merge.partial_row);
-  plan.counts.num_partial_rows = static_cast<std::int64_t>(rows.size());
-  return plan;
-}
 
 /// Plans and checks; empty = correct.
 inline std::string plan_problem(const PlannerConfig& config, const Batch& batch,

@@ -1,5 +1,4 @@
 #include <gtest/gtest.h>
-#include <clattn/custom_mask.hpp>
 #include <clattn/reorder.hpp>
 
 #include <clattn/compat/derived_batches.hpp>
@@ -133,27 +132,6 @@ TEST(DcpLocalSeqLens, RefusesNonsenseAndDoesNotOverflow) {
               get_dcp_local_seq_lens(Ints{3, -1}, {});
             }),
             "request 1: seq_lens is -1, legal: at least 0");
-}
-
-TEST(MMPrefixRange, A1_10_RangesOfEachRequestPadded) {
-  const std::vector<MMSpan> spans{{2, 30, 40}, {0, 5, 9}, {2, 3, 7}, {1, 4, 4}, {2, 7, 8}};
-  const MMPrefixRanges result = compute_mm_prefix_range(spans, 4);
-  EXPECT_EQ(result.max_ranges, 3);
-  EXPECT_EQ(result.ranges, (Ints{5, 9, 0, 0, 0,  0,   //
-                                 0, 0, 0, 0, 0,  0,   //
-                                 3, 7, 7, 8, 30, 40,  //
-                                 0, 0, 0, 0, 0,  0}));
-  EXPECT_EQ(compute_mm_prefix_range({}, 3).max_ranges, 0);
-  EXPECT_TRUE(compute_mm_prefix_range({}, 3).ranges.empty());
-}
-
-TEST(MMPrefixRange, RefusesNonsense) {
-  const auto call = [](const std::vector<MMSpan>& spans) {
-    return error_text([&] { compute_mm_prefix_range(spans, 2); });
-  };
-  EXPECT_EQ(call({{2, 0, 1}}), "multimodal span of request 2, legal: 0 … 1 (num_reqs - 1)");
-  EXPECT_EQ(call({{1, 5, 4}}), "request 1: multimodal span [5, 4), legal: 0 <= start <= end");
-  EXPECT_EQ(call({{1, 5, 9}, {1, 2, 6}}), "request 1: multimodal span [5, 9) overlaps [2, 6)");
 }
 
 }  // namespace

@@ -46,6 +46,11 @@ TEST(GetPerLayerParameters, A1_5_TranslatesConfigurations) {
   // A window of w tokens reaches w - 1 to the left.
   EXPECT_EQ(result[1].second, (PerLayerParameters{4095, {}, 0.125F}));
   EXPECT_EQ(result[2].second, (PerLayerParameters{0, 50.0F, 0.1F}));
+  layers[0].config.window_left = 7;
+  layers[1].config.sliding_window = 0;
+  layers[1].config.window_right = 7;
+  EXPECT_EQ(get_per_layer_parameters(layers)[0].second.window_left, 7);
+  EXPECT_EQ(get_per_layer_parameters(layers)[1].second.window_left, -1);
   EXPECT_TRUE(get_per_layer_parameters({}).empty());
   layers[2].name = "b.attn";
   EXPECT_EQ(error_text([&] { get_per_layer_parameters(layers); }),

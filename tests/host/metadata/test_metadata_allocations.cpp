@@ -4,7 +4,6 @@
 #include <new>
 
 #include "host/metadata_batch.hpp"
-#include "metadata/page_list.hpp"
 #include "metadata/planner.hpp"
 #include "metadata/validate.hpp"
 #include "support/counting_new.hpp"
@@ -35,9 +34,7 @@ struct Step {
     }
     batch = test::make_batch(requests, 16);
     slots.resize(static_cast<std::size_t>(batch.num_actual_tokens));
-    indptr.resize(257);
-    indices.resize(batch.block_table.size());
-    last_page_len.resize(256);
+    pages_at.resize(256);
     order.resize(256);
     for (auto& list : items) list.resize(20000);
     merges.resize(60000);
@@ -48,7 +45,7 @@ struct Step {
   }
 
   std::vector<test::Request> requests;
-  std::vector<std::int32_t> scheduled, indptr, indices, last_page_len, order;
+  std::vector<std::int32_t> scheduled, pages_at, order;
   test::Batch batch;
   std::vector<std::int64_t> slots;
   std::vector<ClaWorkItem> items[2];
@@ -68,11 +65,6 @@ TEST_P(StepAllocations, AreNone) {
             }),
             0U);
   EXPECT_EQ(allocations_of([&] { compute_slot_mapping(batch, 16, step.slots); }), 0U);
-  EXPECT_EQ(
-      allocations_of([&] {
-        write_page_list(batch, 16, num_blocks, {step.indptr, step.indices, step.last_page_len});
-      }),
-      0U);
   BatchSplit split;
   EXPECT_EQ(allocations_of([&] { split = split_decodes_and_prefills(batch); }), 0U);
   EXPECT_EQ(split.num_prefills, GetParam());
@@ -94,7 +86,7 @@ TEST_P(StepAllocations, AreNone) {
       EXPECT_EQ(allocations_of([&] {
                   const AttentionPlan plan(step.config, batch);
                   counts = plan.counts();
-                  plan.write(step.indptr, output);
+                  plan.write(step.pages_at, output);
                 }),
                 0U);
       EXPECT_GT(counts.num_items[0], 0);

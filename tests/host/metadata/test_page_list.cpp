@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <clattn/compat/page.hpp>
 #include <random>
 
 #include "host/metadata_batch.hpp"
@@ -57,20 +58,6 @@ TEST(PageList, RefusesABadTable) {
   batch.seq_lens[0] = -2;
   EXPECT_EQ(error_text([&] { build_paged_kv_metadata(batch.view(), 4); }),
             "request 0: seq_lens is -2, legal: 0 … 12 (at least the query length)");
-}
-
-TEST(PageList, WritesWithinItsSpansAndChecksIdsOnTheWay) {
-  const Batch batch = make_batch({{1, 30}, {1, 70}}, 16);
-  Ints indptr(4, -9);
-  Ints indices(8, -9);
-  detail::write_page_list(batch.view(), 16, 7,
-                          {std::span(indptr).first(3), std::span(indices).first(7), {}});
-  EXPECT_EQ(indptr, (Ints{0, 2, 7, -9}));
-  EXPECT_EQ(indices, (Ints{0, 1, 2, 3, 4, 5, 6, -9}));
-  EXPECT_EQ(error_text([&] {
-              detail::write_page_list(batch.view(), 16, 6, {indptr, indices, {}});
-            }),
-            "request 1: block_table[4] is 6, legal: 0 … 5 (num_blocks 6)");
 }
 
 // One bad id at every place of rows of every length around the vector width.

@@ -1,5 +1,4 @@
 #include <gtest/gtest.h>
-#include <clattn/custom_mask.hpp>
 
 #include <clattn/compat/paged_bias.hpp>
 
@@ -16,7 +15,7 @@ TEST(PagedBias, A5_PaddedKeysAreTheFirstOfTheirPages) {
   const Ints table = {7, 8, 99, 3, 99, 99};
   const auto bias = PagedBlockDiagonalCausalWithOffsetPaddedKeysMask::from_seqlens(
       Ints{1, 3}, Ints{5, 4}, table, 4);
-  EXPECT_FALSE(bias.needs_custom_mask());
+  EXPECT_FALSE(bias.needs_first_keys());
   const CommonAttentionMetadata batch = bias.metadata();
   EXPECT_EQ(batch.causal, true);
   EXPECT_EQ(batch.num_reqs, 2);
@@ -31,7 +30,7 @@ TEST(PagedBias, A5_PaddedKeysAreTheFirstOfTheirPages) {
             false);
 }
 
-// A5: pages before the gap's end are left out, the rest of it is hidden by mask rows.
+// A5: pages before the gap's end are left out, the rest of it is no keys.
 TEST(PagedBias, A5_GapsDropPagesAndHideTheRest) {
   const Ints table = {7, 8, 9, 3, 4, 5};
   const auto bias = PagedBlockDiagonalCausalWithOffsetGappyKeysMask::from_seqlens(
@@ -39,12 +38,8 @@ TEST(PagedBias, A5_GapsDropPagesAndHideTheRest) {
   EXPECT_EQ(bias.first_keys, (Ints{2, 0}));
   EXPECT_EQ(bias.seq_lens, (Ints{7, 3}));
   EXPECT_EQ(bias.block_table, (Ints{8, 9, 4, 0}));
-  EXPECT_TRUE(bias.needs_custom_mask());
-  const CustomMask mask = bias.custom_mask();
-  EXPECT_EQ(mask.stride, 7);
-  EXPECT_EQ(mask.rows, (std::vector<std::uint8_t>{0, 0, 1, 1, 1, 1, 1,  //
-                                                  0, 0, 1, 1, 1, 1, 1,  //
-                                                  1, 1, 1, 1, 1, 1, 1}));
+  EXPECT_TRUE(bias.needs_first_keys());
+  EXPECT_EQ(bias.metadata().first_keys.data(), bias.first_keys.data());
   // The new tokens are the last keys: slots 9, 10 and 6 of the tables.
   std::vector<std::int64_t> slots(3);
   compute_slot_mapping(bias.metadata(), 4, slots);
@@ -67,7 +62,7 @@ TEST(PagedBias, A5_MakePagedRebasesTheStarts) {
 TEST(PagedBias, A5_EmptyBatchesAndRequests) {
   const auto none = PagedBlockDiagonalPaddedKeysMask::from_seqlens({}, {}, {}, 16);
   EXPECT_EQ(none.metadata().num_reqs, 0);
-  EXPECT_TRUE(none.custom_mask().rows.empty());
+  EXPECT_FALSE(none.needs_first_keys());
   const auto bias = PagedBlockDiagonalGappyKeysMask::from_seqlens(Ints{0, 1}, Ints{3, 1},
                                                                   Ints{0, 1}, Ints{5, 6}, 4);
   EXPECT_EQ(bias.seq_lens, (Ints{0, 2}));

@@ -23,7 +23,7 @@ T one_of(std::mt19937& random, std::initializer_list<T> values) {
   return values.begin()[between(random, 0, static_cast<std::int32_t>(values.size()) - 1)];
 }
 
-/// As builders configure it: tiles that take what they hold, windows to the left.
+/// As builders configure it: tiles that take what they hold, windows as wide ahead as back.
 PlannerConfig any_config(std::mt19937& random) {
   PlannerConfig config;
   config.num_tiles = between(random, 1, 3);
@@ -48,7 +48,8 @@ PlannerConfig any_config(std::mt19937& random) {
     config.num_splits = 0;
   }
   const std::int32_t left = one_of(random, {-1, -1, 0, 40, 1000});
-  config.window = {left, left < 0 ? -1 : 0, left < 0 ? one_of(random, {0, 0, 64}) : 0};
+  config.window = {left, left, left < 0 ? one_of(random, {0, 0, 64}) : 0,
+                   one_of(random, {0, 0, 1, 5})};
   return config;
 }
 
@@ -72,8 +73,9 @@ std::string describe(const PlannerConfig& config, const Limits& limits) {
        << config.tiles[0].max_item_tokens << ", workers " << config.tiles[0].workers << ", step "
        << config.tiles[0].step_keys << ", fixed " << config.deterministic_split_keys << ", rows "
        << config.max_partial_rows << ", splits " << config.num_splits << ", policy "
-       << static_cast<int>(config.split_policy) << ", window " << config.window.left << ", chunk "
-       << config.window.chunk;
+       << static_cast<int>(config.split_policy) << ", window " << config.window.left << '/'
+       << config.window.right << ", chunk " << config.window.chunk << '+'
+       << config.window.chunk_lookback;
   return text.str();
 }
 
@@ -90,6 +92,7 @@ TEST(PlanBounds, NoStepExceedsThem) {
   std::mt19937 random(20240611);
   for (int run = 0; run < 20000 && !testing::Test::HasFailure(); ++run) {
     PlannerConfig config = any_config(random);
+    config.window.right = one_of(random, {config.window.right, config.window.right, -1, 0, 7});
     config.last_is_wide = config.num_tiles > 1 && run % 2 == 1;
     for (TileClass& tile : config.tiles) {
       tile.dealing = one_of(random, {Dealing::kTaken, Dealing::kDealt});
@@ -107,7 +110,8 @@ TEST(PlanBounds, NoStepExceedsThem) {
           long_ones ? std::max(request.query_len, limits.max_model_len - 3) : request.query_len,
           limits.max_model_len);
     }
-    const test::Batch batch = make_batch(requests, config.block_size);
+    test::Batch batch = make_batch(requests, config.block_size);
+    batch.causal = one_of(random, {false, true});
     const auto view = batch.view();
     expect_within(AttentionPlan(config, view).counts(),
                   plan_upper_bound(config, limits, limits.query_len));
@@ -208,9 +212,43 @@ TEST(PlanBounds, OfDecodesAreWhatTheLongestNeed) {
   config.split_policy = SplitPolicy::kDeterministic;  // every 512 keys
   EXPECT_EQ(items(), (Items{8 * 64, 0, 0}));
   EXPECT_EQ(plan_upper_bound(config, limits, 1).num_partial_rows, 8 * 64);
-  config.window.left = 1023;
-  config.window.right = 0;
+  config.window.left = config.window.right = 1023;  // nothing lies ahead of a decode
   EXPECT_EQ(items(), (Items{8 * 3, 0, 0}));  // 1024 keys and up to 15 more of their first page
+  config.window.right = -1;
+  EXPECT_EQ(items(), (Items{8 * 3, 0, 0}));
+}
+
+// A draft sees the window before the tree's first node, and its keys end with it: of the only query
+// of a step up to a window and 256 keys.
+TEST(PlanBounds, HoldTheTreesOfDrafts) {
+  const std::vector<std::int32_t> parents(kMaxTreeNodes, -1), starts = {0, kMaxTreeNodes};
+  const std::vector<std::int32_t> lens = {600}, query_start_loc = {0, 1};
+  CommonAttentionMetadata batch = CommonAttentionMetadata::of(query_start_loc, lens, {});
+  batch.tree_start_loc = starts;
+  batch.tree_parents = parents;
+  for (const KeyWindow& window : {KeyWindow{0, 0, 0, 0}, KeyWindow{400, 400, 0, 0},
+                                  KeyWindow{-1, -1, 16, 0}, KeyWindow{-1, -1, 64, 3}}) {
+    for (const bool deterministic : {false, true}) {
+      PlannerConfig config;
+      config.tiles = {TileClass{1, 1}, TileClass{64, 64}};
+      config.num_tiles = 2;
+      config.max_partial_rows = 1000;
+      config.window = window;
+      config.lists.trees = true;
+      config.num_splits = deterministic ? 0 : 40;
+      if (deterministic) config.split_policy = SplitPolicy::kDeterministic;
+      config.deterministic_split_keys = 64;
+      const PlanCounts needed = AttentionPlan(config, batch).counts();
+      const PlanCounts bound = plan_upper_bound(
+          config, {.max_num_reqs = 1, .max_num_batched_tokens = 1, .max_model_len = 600}, 1);
+      EXPECT_GT(needed.num_partial_rows, 1);
+      EXPECT_LE(needed.num_partial_rows, bound.num_partial_rows);
+      EXPECT_LE(needed.num_items[0], bound.num_items[0]);
+      EXPECT_LE(needed.num_merges, bound.num_merges);
+      EXPECT_LE(needed.num_listed, bound.num_listed);
+      EXPECT_LE(needed.num_tree_ints, bound.num_tree_ints);
+    }
+  }
 }
 
 }  // namespace

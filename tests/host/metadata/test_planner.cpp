@@ -119,6 +119,37 @@ TEST(Planner, LongQueriesAreTiledAndSeeTheirCausalRange) {
   EXPECT_EQ(cuts_of(plan_of(config, batch).items[2]), (Cuts{150, 150, 150}));
 }
 
+// Sides of 2^31 - 1 keys hide none and overflow nowhere.
+TEST(Planner, W12_EndlessSidesHideNothing) {
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max(), kKeys = 131072;
+  for (const std::int32_t left : {-1, kMost}) {
+    for (const std::int32_t right : {-1, kMost}) {
+      PlannerConfig config = small_device();
+      config.window = {.left = left, .right = right};
+      const ClaSight sight = sight_of(config, false);
+      const ClaTileKeys keys = cla_tile_keys(&sight, kKeys - 4, 2, kKeys);
+      EXPECT_EQ(keys.first, 0);
+      EXPECT_EQ(keys.count, kKeys);
+      EXPECT_EQ(unseen_pages(sight, 4, kKeys), 0U);
+      EXPECT_EQ(most_pages(config, kKeys, 4, 4), kKeys / 16);
+    }
+  }
+}
+
+// Keys outside are in no item, to either side.
+TEST(Planner, SidesOfWindowsCutKeysOff) {
+  PlannerConfig config = small_device();
+  const auto keys_of = [&](std::int32_t left, std::int32_t right) {
+    config.window = {.left = left, .right = right};
+    const ClaSight sight = sight_of(config, false);
+    const ClaTileKeys keys = cla_tile_keys(&sight, 500, 64, 1000);  // tokens 500 … 563
+    return std::pair(keys.first, keys.first + keys.count);
+  };
+  EXPECT_EQ(keys_of(-1, 36), std::pair(0, 600));
+  EXPECT_EQ(keys_of(100, -1), std::pair(400, 1000));
+  EXPECT_EQ(keys_of(99, 0), std::pair(400, 564));  // key 401 is in the page from 400 on
+}
+
 TEST(Planner, LonelyDecodeFillsTheDevice) {
   const Plan plan = plan_of(small_device(), make_batch({{1, 8 * 64 * 6}}, 16));
   EXPECT_EQ(plan.items[0].size(), 8U);

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "host/metadata/plan_checker.hpp"
+#include "host/metadata/plan_of_lengths.hpp"
 #include "support/properties.hpp"
 
 // Random batches against the plain checks of plan_checker.hpp. A failure prints the smallest batch
@@ -65,7 +65,7 @@ PlannerConfig any_config() {
   config.max_partial_rows = one_of<std::int64_t>({0, 1, 2, 17, 300, 1 << 20});
   config.num_splits = one_of({0, 0, 0, 1, 2, 7, 1000});
   config.window = {one_of({-1, -1, 0, 5, 33, 1000}), one_of({-1, -1, 0, 7}),
-                   one_of({0, 0, 0, 1, 4, 64, 1000})};
+                   one_of({0, 0, 0, 1, 4, 64, 1000}), one_of({0, 0, 1, 3, 30})};
   config.bidirectional = one_of({false, false, true});
   config.item_order = one_of({ItemOrder::kHeavyFirst, ItemOrder::kLightFirst, ItemOrder::kAsCut});
   return config;
@@ -80,6 +80,26 @@ std::int32_t longest_query(const Batch& batch) {
   return longest;
 }
 
+BatchLimits limits_of(const Batch& batch) {
+  BatchLimits limits;
+  limits.max_num_reqs = batch.num_reqs;
+  limits.max_num_batched_tokens = batch.num_actual_tokens;
+  limits.max_model_len = 0;
+  for (const std::int32_t length : batch.seq_lens)
+    limits.max_model_len = std::max(limits.max_model_len, length);
+  return limits;
+}
+
+void assert_within_bounds(const PlannerConfig& config, const Batch& batch, const Plan& plan) {
+  const PlanCounts bound = plan_upper_bound(config, limits_of(batch), longest_query(batch));
+  for (std::size_t c = 0; c < kMaxTileClasses; ++c)
+    RC_ASSERT(plan.counts.num_items[c] <= bound.num_items[c]);
+  RC_ASSERT(plan.counts.num_merges <= bound.num_merges);
+  RC_ASSERT(plan.counts.most_splits <= bound.most_splits);
+  RC_ASSERT(plan.counts.num_partial_rows <= bound.num_partial_rows);
+  RC_ASSERT(plan.counts.num_listed <= bound.num_listed);
+}
+
 TEST(PlannerProperties, PlansAreCorrectAndWithinBounds) {
   expect_property([] {
     const PlannerConfig config = any_config();
@@ -87,22 +107,86 @@ TEST(PlannerProperties, PlansAreCorrectAndWithinBounds) {
     batch.causal = *rc::gen::arbitrary<bool>();
     Plan plan;
     RC_ASSERT(plan_problem(config, batch, &plan) == "");
-
-    BatchLimits limits;
-    limits.max_num_reqs = batch.num_reqs;
-    limits.max_num_batched_tokens = batch.num_actual_tokens;
-    limits.max_model_len = 0;
-    for (const std::int32_t length : batch.seq_lens) {
-      limits.max_model_len = std::max(limits.max_model_len, length);
-    }
-    const PlanCounts bound = plan_upper_bound(config, limits, longest_query(batch));
-    for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
-      RC_ASSERT(plan.counts.num_items[c] <= bound.num_items[c]);
-    }
-    RC_ASSERT(plan.counts.num_merges <= bound.num_merges);
-    RC_ASSERT(plan.counts.most_splits <= bound.most_splits);
-    RC_ASSERT(plan.counts.num_partial_rows <= bound.num_partial_rows);
+    assert_within_bounds(config, batch, plan);
   });
+}
+
+/// Spans of a request, now and then one that is empty, of one token, or not there yet.
+void add_spans(Batch& batch, std::int32_t seq_len) {
+  if (batch.span_start_loc.empty()) batch.span_start_loc = {0};
+  for (std::int32_t at = 0; at <= seq_len && between(0, 2) > 0;) {
+    const std::int32_t first = at + between(0, one_of({0, 4, seq_len}));
+    at = first + between(0, one_of({0, 1, 20, 300}));
+    batch.spans.insert(batch.spans.end(), {first, at});
+  }
+  batch.span_start_loc.push_back(static_cast<std::int32_t>(batch.spans.size() / 2));
+}
+
+/// A batch whose requests are short enough to look at each pair of a query and a key, and whose
+/// lists the layer may or may not look at.
+Batch any_listed_batch(PlannerConfig& config) {
+  std::vector<test::Request> requests(static_cast<std::size_t>(between(0, 6)));
+  for (auto& request : requests) {
+    request.query_len = between(0, one_of({1, 5, 17, 70}));
+    request.seq_len = request.query_len + between(0, one_of({0, 20, 200}));
+  }
+  Batch batch = make_batch(requests, config.block_size);
+  batch.causal = *rc::gen::arbitrary<bool>();
+  config.bidirectional = false;  // of layers that take no lists
+  config.lists = {
+      .spans = one_of({true, true, false}),
+      .directions = *rc::gen::arbitrary<bool>(),
+      .first_keys = *rc::gen::arbitrary<bool>(),
+      .span_rule = one_of({SpanRule::kWhole, SpanRule::kClipLeft, SpanRule::kClipBoth})};
+  const bool directed = *rc::gen::arbitrary<bool>(), later = *rc::gen::arbitrary<bool>();
+  for (const test::Request& request : requests) {
+    if (directed)
+      batch.direction.push_back(
+          one_of({Direction::kBothWays, Direction::kCausal, Direction::kCanvas}));
+    if (later) batch.first_keys.push_back(between(0, one_of({0, request.seq_len})));
+    add_spans(batch, request.seq_len);
+  }
+  return batch;
+}
+
+/// The first page that holds a key which a query of the request sees; without one, -1.
+std::int32_t first_seen_page(const PlannerConfig& config, const Batch& batch, std::int32_t r) {
+  const auto row = static_cast<std::size_t>(r);
+  const std::int32_t seq_len = batch.seq_lens[row];
+  const std::int32_t queries = batch.query_start_loc[row + 1] - batch.query_start_loc[row];
+  for (std::int32_t key = 0; key < seq_len; ++key) {
+    for (std::int32_t p = seq_len - queries; p < seq_len; ++p)
+      if (test::LookingRow(config, batch, r, p).sees(key)) return key / config.block_size;
+  }
+  return -1;
+}
+
+// Rows that lists say something of see what the rules say of each key.
+TEST(PlannerProperties, PlansWithListsAreCorrectAndWithinBounds) {
+  int num_listed = 0, num_plain = 0;
+  expect_property(
+      [&] {
+        PlannerConfig config = any_config();
+        const Batch batch = any_listed_batch(config);
+        Plan plan;
+        RC_ASSERT(plan_problem(config, batch, &plan) == "");
+        assert_within_bounds(config, batch, plan);
+        (plan.counts.num_listed > 0 ? num_listed : num_plain) += 1;
+        for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+          const std::int32_t first = first_seen_page(config, batch, r);
+          if (first < 0) continue;
+          // Pages of new tokens are written, whatever their rows see.
+          const auto row = static_cast<std::size_t>(r);
+          const std::int32_t query_len =
+              batch.query_start_loc[row + 1] - batch.query_start_loc[row];
+          const std::int32_t first_new = std::max(batch.seq_lens[row] - query_len, 0);
+          RC_ASSERT(unseen_pages(config, batch.view(), r) ==
+                    static_cast<std::size_t>(std::min(first, first_new / config.block_size)));
+        }
+      },
+      10000);
+  EXPECT_GT(num_listed, 2000);
+  EXPECT_GT(num_plain, 1000);
 }
 
 /// What a request's own part of a plan looks like, free of its place in the batch.
@@ -188,13 +272,10 @@ TEST(PlannerProperties, FittedDeterministicPlansAreNeverRefused) {
     config.num_splits = 0;
     config.max_partial_rows = between(0, 5000);
     const Batch batch = make_batch(any_requests(12), config.block_size);
-    BatchLimits limits;
-    limits.max_num_reqs = batch.num_reqs + between(0, 3);
-    limits.max_num_batched_tokens = batch.num_actual_tokens + between(0, 50);
-    limits.max_model_len = between(0, 100);
-    for (const std::int32_t length : batch.seq_lens) {
-      limits.max_model_len = std::max(limits.max_model_len, length);
-    }
+    BatchLimits limits = limits_of(batch);
+    limits.max_num_reqs += between(0, 3);
+    limits.max_num_batched_tokens += between(0, 50);
+    limits.max_model_len = std::max(limits.max_model_len, between(0, 100));
     config.deterministic_split_keys = fit_deterministic_split_keys(config, limits);
     Plan plan;
     RC_ASSERT(plan_problem(config, batch, &plan) == "");

@@ -107,7 +107,8 @@ TEST(SplitWithOptions, A1_9_UniformDecodesEndWhereALengthDiffers) {
   EXPECT_EQ(split({9, 2, 2}, uniform), (BatchSplit{0, 3, 0, 13}));
   // Padding rows without tokens belong to the captured batch.
   EXPECT_EQ(split({2, 2, 0, 0}, uniform), (BatchSplit{4, 0, 4, 0}));
-  EXPECT_EQ(split({2, 2, 0, 5}, uniform), (BatchSplit{2, 2, 4, 5}));
+  EXPECT_EQ(split({2, 2, 0, 5}, uniform), (BatchSplit{3, 1, 4, 5}));
+  EXPECT_EQ(split({0, 2, 2}, uniform), (BatchSplit{3, 0, 4, 0}));
   EXPECT_EQ(split({1, 0, 1}, {.decode_threshold = 1, .require_uniform = true}),
             (BatchSplit{3, 0, 2, 0}));
 }
@@ -131,6 +132,31 @@ TEST(SplitWithOptions, A1_9_PrefillingRequestsAreNoDecodes) {
             }),
             "is_prefilling holds 0 elements, legal: at least 2 (num_reqs; needed unless "
             "treat_short_extends_as_decodes)");
+}
+
+TEST(SplitWithOptions, A1_9_RowsWithoutTokensNeverBeginThePrefills) {
+  const std::vector<std::uint8_t> none(5, 0), empty_ones{0, 0, 1, 1, 0};
+  for (const bool uniform : {false, true}) {
+    for (const auto& flags : {none, empty_ones}) {
+      const SplitOptions options{.decode_threshold = 2,
+                                 .require_uniform = uniform,
+                                 .treat_short_extends_as_decodes = false,
+                                 .is_prefilling = flags};
+      EXPECT_EQ(split({2, 2, 0, 0}, options), (BatchSplit{4, 0, 4, 0}));
+      EXPECT_EQ(split({2, 2, 0, 0, 7}, options), (BatchSplit{4, 1, 4, 7}));
+      EXPECT_EQ(split({0, 2, 0, 0, 2}, options), (BatchSplit{5, 0, 4, 0}));
+      EXPECT_EQ(split({0, 0, 0}, options), (BatchSplit{3, 0, 0, 0}));
+    }
+  }
+  // Tokens of padding count with the decodes, too.
+  test::Batch batch = batch_of({2, 2, 0, 0});
+  CommonAttentionMetadata view = batch.view();
+  view.num_actual_tokens = 8;
+  EXPECT_EQ(split_decodes_and_prefills(view, {.decode_threshold = 2,
+                                              .require_uniform = true,
+                                              .treat_short_extends_as_decodes = false,
+                                              .is_prefilling = empty_ones}),
+            (BatchSplit{4, 0, 8, 0}));
 }
 
 TEST(SplitWithOptions, A1_9_AgreesWithTheSplitByThresholdOnOrderedBatches) {

@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "opencl/embedded_kernels.hpp"
-#include "opencl/source.hpp"
+#include "opencl/program/source.hpp"
 
 namespace clattn::detail {
 namespace {

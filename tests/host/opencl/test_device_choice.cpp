@@ -2,8 +2,8 @@
 
 #include <clattn/error.hpp>
 
-#include "opencl/device_info.hpp"
-#include "opencl/self_test.hpp"
+#include "opencl/device/device_info.hpp"
+#include "opencl/device/self_test.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -16,9 +16,13 @@ const DeviceSummary kDevices[] = {
     {2, 0, "FPGA", "Vendor C", DeviceKind::kOther, 500},
 };
 
+std::vector<BarePlatform> no_platforms() {
+  return {};
+}
+
 std::string error_of(std::string_view selector, std::span<const DeviceSummary> devices) {
   try {
-    choose_device(selector, devices, "device");
+    choose_device(selector, devices, "device", no_platforms);
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
     return error.what();
@@ -35,26 +39,43 @@ TEST(DeviceChoice, Selectors) {
               {"1:1", 3},  {"uhd", 1}, {"big gpu", 2},  {"vendor a", 1}, {"Vendor C", 4},
               {"xeon", 0}, {"2:0", 4}, {"GRAPHICS", 1}, {"100", 2}};
   for (const auto& row : rows) {
-    EXPECT_EQ(choose_device(row.selector, kDevices, "device"), row.expected) << row.selector;
+    EXPECT_EQ(choose_device(row.selector, kDevices, "device", no_platforms), row.expected)
+        << row.selector;
   }
 }
 
 TEST(DeviceChoice, WithoutGpuTheCpuAndWithoutCpuTheRest) {
   const DeviceSummary rest[] = {kDevices[4], kDevices[0]};
-  EXPECT_EQ(choose_device("", rest, "device"), 1U);
-  EXPECT_EQ(choose_device("", std::span(rest).first(1), "device"), 0U);
+  EXPECT_EQ(choose_device("", rest, "device", no_platforms), 1U);
+  EXPECT_EQ(choose_device("", std::span(rest).first(1), "device", no_platforms), 0U);
 }
 
-TEST(DeviceChoice, NoDeviceAtAllIsOpenCLsFailure) {
-  try {
-    choose_device("gpu", {}, "device");
-    ADD_FAILURE() << "chose one of none";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kOpenCL);
-    EXPECT_EQ(error.cl_code(), CL_DEVICE_NOT_FOUND);
-    EXPECT_STREQ(error.what(),
-                 "device: no OpenCL device was found; install a driver, for a CPU pocl-opencl-icd "
-                 "(./dev install build)");
+TEST(DeviceChoice, Q1_NoDeviceAtAllIsOpenCLsFailureAndSaysWhatIsThere) {
+  const struct {
+    std::vector<BarePlatform> platforms;
+    const char* says;
+  } rows[] = {
+      {{},
+       "device: no OpenCL device was found; no driver is installed where the OpenCL loader looks "
+       "(/etc/OpenCL/vendors, or what OCL_ICD_VENDORS names); for a CPU, PoCL is one (package "
+       "pocl-opencl-icd)"},
+      {{{"Vendor B"}, {"Vendor C", CL_OUT_OF_HOST_MEMORY}},
+       "device: no OpenCL device was found; platforms without a device: Vendor B, Vendor C "
+       "(CL_OUT_OF_HOST_MEMORY)"},
+      {{{"Portable Computing Language"}},
+       "device: no OpenCL device was found; platforms without a device: Portable Computing "
+       "Language; PoCL has none where it cannot write to its cache folder (POCL_CACHE_DIR, else "
+       "$XDG_CACHE_HOME/pocl, else $HOME/.cache/pocl)"},
+  };
+  for (const auto& row : rows) {
+    try {
+      choose_device("gpu", {}, "device", [&] { return row.platforms; });
+      ADD_FAILURE() << "chose one of none";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kOpenCL);
+      EXPECT_EQ(error.cl_code(), CL_DEVICE_NOT_FOUND);
+      EXPECT_STREQ(error.what(), row.says);
+    }
   }
 }
 

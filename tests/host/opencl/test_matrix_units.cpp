@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "opencl/matrix_units.hpp"
+#include "opencl/device/matrix_units.hpp"
 
 namespace {
 

@@ -5,17 +5,12 @@
 #include <fstream>
 #include <thread>
 
-#include "opencl/program_cache.hpp"
+#include "opencl/program/program_cache.hpp"
 
 namespace clattn::detail {
 namespace {
 
 namespace fs = std::filesystem;
-
-Bytes bytes_of(std::string_view text) {
-  const auto view = std::as_bytes(std::span(text));
-  return {view.begin(), view.end()};
-}
 
 const CacheKey kKey = make_cache_key({"source", "options", "device"});
 
@@ -46,98 +41,96 @@ TEST(ProgramCacheKey, EveryPartAndEveryBorderCounts) {
 
 TEST(ProgramCacheEntry, RoundTrip) {
   for (const std::string_view text : {"", "x", "a longer payload"}) {
-    const Bytes payload = bytes_of(text);
-    EXPECT_EQ(decode_cache_entry(kKey, encode_cache_entry(kKey, payload)), payload);
+    EXPECT_EQ(decode_cache_entry(kKey, encode_cache_entry(kKey, text)), text);
   }
 }
 
 TEST(ProgramCacheEntry, EveryTruncationIsRefused) {
-  const Bytes file = encode_cache_entry(kKey, bytes_of("payload"));
+  const std::string file = encode_cache_entry(kKey, "payload");
   for (std::size_t size = 0; size < file.size(); ++size) {
-    EXPECT_FALSE(decode_cache_entry(kKey, std::span(file).first(size))) << size;
+    EXPECT_FALSE(decode_cache_entry(kKey, std::string_view(file).substr(0, size))) << size;
   }
 }
 
 TEST(ProgramCacheEntry, EveryFlippedBitIsRefused) {
-  Bytes file = encode_cache_entry(kKey, bytes_of("payload"));
+  const std::string file = encode_cache_entry(kKey, "payload");
   for (std::size_t bit = 0; bit < 8 * file.size(); ++bit) {
-    const std::byte mask{static_cast<unsigned char>(1U << (bit % 8))};
-    file[bit / 8] ^= mask;
-    EXPECT_FALSE(decode_cache_entry(kKey, file)) << bit;
-    file[bit / 8] ^= mask;
+    std::string flipped = file;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
+    EXPECT_FALSE(decode_cache_entry(kKey, flipped)) << bit;
   }
   EXPECT_TRUE(decode_cache_entry(kKey, file));
 }
 
 TEST(ProgramCacheEntry, ForeignEntriesAreRefused) {
-  Bytes file = encode_cache_entry(kKey, bytes_of("payload"));
+  std::string file = encode_cache_entry(kKey, "payload");
   EXPECT_FALSE(decode_cache_entry(make_cache_key({"other"}), file));
-  file.push_back(std::byte{0});
+  file.push_back('\0');
   EXPECT_FALSE(decode_cache_entry(kKey, file));
-  EXPECT_FALSE(decode_cache_entry(kKey, bytes_of(std::string(4096, 'x'))));
+  EXPECT_FALSE(decode_cache_entry(kKey, std::string(4096, 'x')));
 }
 
 TEST_F(ProgramCacheFiles, StoresAndLeavesNoTemporaryFile) {
   EXPECT_FALSE(cache_.load(kKey));
-  cache_.store(kKey, bytes_of("first"));
-  EXPECT_EQ(cache_.load(kKey), bytes_of("first"));
-  cache_.store(kKey, bytes_of("second"));
-  EXPECT_EQ(cache_.load(kKey), bytes_of("second"));
+  cache_.store(kKey, "first");
+  EXPECT_EQ(cache_.load(kKey), "first");
+  cache_.store(kKey, "second");
+  EXPECT_EQ(cache_.load(kKey), "second");
   EXPECT_FALSE(cache_.load(make_cache_key({"other"})));
   EXPECT_EQ(files(), 1U);
 }
 
 TEST_F(ProgramCacheFiles, DamagedFilesAreAbsentAndReplaced) {
-  cache_.store(kKey, bytes_of("payload"));
+  cache_.store(kKey, "payload");
   for (const std::string_view damage : {"", "CLAttn", "something else entirely"}) {
     overwrite(damage);
     EXPECT_FALSE(cache_.load(kKey));
-    cache_.store(kKey, bytes_of("payload"));
-    EXPECT_EQ(cache_.load(kKey), bytes_of("payload"));
+    cache_.store(kKey, "payload");
+    EXPECT_EQ(cache_.load(kKey), "payload");
   }
 }
 
 TEST_F(ProgramCacheFiles, AnUnusableFolderMeansNoCache) {
   const ProgramCache none{fs::path{}};
-  none.store(kKey, bytes_of("x"));
+  none.store(kKey, "x");
   EXPECT_FALSE(none.load(kKey));
   fs::create_directories(folder_);
   std::ofstream(folder_ / "file") << "a file, not a folder";
   const ProgramCache blocked{folder_ / "file"};
-  blocked.store(kKey, bytes_of("x"));
+  blocked.store(kKey, "x");
   EXPECT_FALSE(blocked.load(kKey));
   // The entry's own path is taken by a folder: the rename fails and nothing is left behind.
   fs::create_directories(cache_.path_of(kKey) / "inside");
-  cache_.store(kKey, bytes_of("x"));
+  cache_.store(kKey, "x");
   EXPECT_FALSE(cache_.load(kKey));
   EXPECT_EQ(files(), 2U);
 }
 
 // Entries are executed: nobody else may have put them there.
 TEST_F(ProgramCacheFiles, F8_TheFolderIsPrivateAndRefusedWhereOthersCanWrite) {
-  cache_.store(kKey, bytes_of("payload"));
+  cache_.store(kKey, "payload");
   EXPECT_EQ(fs::status(folder_).permissions(), fs::perms::owner_all);
   fs::permissions(folder_, fs::perms::others_write, fs::perm_options::add);
   EXPECT_FALSE(cache_.load(kKey));
   fs::remove(cache_.path_of(kKey));
-  cache_.store(kKey, bytes_of("payload"));
+  cache_.store(kKey, "payload");
   EXPECT_EQ(files(), 0U);
   fs::permissions(folder_, fs::perms::others_write, fs::perm_options::remove);
-  cache_.store(kKey, bytes_of("payload"));
-  EXPECT_EQ(cache_.load(kKey), bytes_of("payload"));
+  cache_.store(kKey, "payload");
+  EXPECT_EQ(cache_.load(kKey), "payload");
 }
 
 TEST_F(ProgramCacheFiles, F8_AnEntryThatIsTooLargeIsNotRead) {
-  cache_.store(kKey, bytes_of("payload"));
+  cache_.store(kKey, "payload");
   fs::resize_file(cache_.path_of(kKey), std::uintmax_t{1} << 42);  // without blocks on the disk
   EXPECT_FALSE(cache_.load(kKey));
 }
 
 TEST_F(ProgramCacheFiles, RacingWritersNeverShowATornEntry) {
-  const Bytes payloads[] = {Bytes(100000, std::byte{1}), Bytes(50000, std::byte{2})};
+  const std::string payloads[] = {std::string(100000, '\1'), std::string(50000, '\2')};
   cache_.store(kKey, payloads[0]);
   std::vector<std::thread> writers;
-  for (const Bytes& payload : payloads) {
+  for (const std::string& payload : payloads) {
     writers.emplace_back([&] {
       for (int i = 0; i < 50; ++i) cache_.store(kKey, payload);
     });

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "opencl/program.hpp"
+#include "opencl/program/program.hpp"
 
 namespace clattn::detail {
 namespace {

@@ -7,8 +7,7 @@
 #include <fstream>
 #include <map>
 
-#include "opencl/embedded_kernels.hpp"
-#include "opencl/source.hpp"
+#include "opencl/program/source.hpp"
 
 namespace clattn::detail {
 namespace {

@@ -1,0 +1,96 @@
+#include "program/bench/shape_checks.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <clattn/config_fields.hpp>
+
+namespace clattn::cli {
+
+void check_op(const BenchShape& shape) {
+  const CacheOp op = shape.model.op;
+  const std::string name(to_string(op));
+  if (op == CacheOp::kWrite) return;
+  if (shape.suite != "cache") throw ShapeFault{"op", name, "in rows of suite cache"};
+  const bool latent = shape.model.config.use_mla;
+  if (op == CacheOp::kGather) {
+    if (!latent) throw ShapeFault{"op", name, "of latent attention"};
+    return;
+  }
+  if (op == CacheOp::kReshapeAndCache || op == CacheOp::kAppend) {
+    if (latent) throw ShapeFault{"op", name, "not of latent attention"};
+    if (op == CacheOp::kReshapeAndCache && shape.model.layout) {
+      throw ShapeFault{"layout", std::string(to_string(*shape.model.layout)),
+                       "none with op reshape_and_cache, whose x-packed pair is one of its own"};
+    }
+    return;
+  }
+  const auto more_than_a_page = [&](const RequestShape& request) {
+    return request.seq_len > shape.model.config.block_size;
+  };
+  if (shape.num_reqs() < 2 && !more_than_a_page(shape.requests.front())) {
+    throw ShapeFault{"batch", shape.batch, "two pages or more, half of which are copied"};
+  }
+}
+
+void check_contiguous(const BenchShape& shape) {
+  const AttentionConfig& config = shape.model.config;
+  if (!config.contiguous_kv()) return;
+  const std::string type(to_string(config.attn_type));
+  if (shape.suite != "prefill")
+    throw ShapeFault{"attn_type", type, "decoder, but in rows of suite prefill"};
+  for_each_field([&](const auto& row) {
+    const bool of_cache = row.name == "kv_cache_dtype" && config.cache_dtype() != config.dtype;
+    if (!row.is_set(config) || (row.random.percent == 0 && !of_cache) || row.name == "scale")
+      return;
+    throw ShapeFault{std::string(row.name), to_text(config.*row.member),
+                     fmt::format("none with attn_type {}", type)};
+  });
+  for (const RequestShape& request : shape.requests) {
+    if (request.seq_len == request.query_len) continue;
+    throw ShapeFault{"batch", shape.batch,
+                     fmt::format("with attn_type {}, requests without context", type)};
+  }
+}
+
+namespace {
+
+/// A span in the middle of each prompt's new tokens.
+void add_spans(BenchShape& shape) {
+  bool any = false;
+  for (RequestShape& request : shape.requests) {
+    if (request.query_len == 1) continue;
+    if (request.query_len < shape.model.span) {
+      throw ShapeFault{"span", std::to_string(shape.model.span),
+                       fmt::format("at most {}, the new tokens of a prompt", request.query_len)};
+    }
+    const std::int32_t first = request.seq_len - (request.query_len + shape.model.span) / 2;
+    request.spans = {{first, first + shape.model.span}};
+    any = true;
+  }
+  if (!any) throw ShapeFault{"span", std::to_string(shape.model.span), "0 in rows without prompts"};
+}
+
+}  // namespace
+
+void add_lists(BenchShape& shape) {
+  const AttentionConfig& config = shape.model.config;
+  const bool spans = shape.model.span > 0;
+  if (!spans && !config.use_directions) return;
+  const std::string key = spans ? "span" : "directions";
+  const std::string value = spans ? std::to_string(shape.model.span) : "yes";
+  for (const std::string_view suite : {"cache", "merge", "lengths"})
+    if (shape.suite == suite) throw ShapeFault{key, value, fmt::format("none in suite {}", suite)};
+  if (config.attention_chunk_size > 0)
+    throw ShapeFault{key, value, "none with attention_chunk_size"};
+  if (config.contiguous_kv()) {
+    throw ShapeFault{key, value,
+                     fmt::format("none with attn_type {}", to_string(config.attn_type))};
+  }
+  if (spans) add_spans(shape);
+  if (!config.use_directions) return;
+  for (std::size_t r = 0; r < shape.requests.size(); ++r)
+    shape.requests[r].direction = r % 2 == 0 ? Direction::kBothWays : Direction::kCausal;
+}
+
+}  // namespace clattn::cli

@@ -1,0 +1,153 @@
+#pragma once
+
+#include <algorithm>
+#include <clattn/attention.hpp>
+#include <clattn/compat/packed_cache.hpp>
+#include <clattn/context.hpp>
+#include <clattn/kv_cache.hpp>
+#include <clattn/kv_cache_spec.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace clattn::cli {
+
+/// NaN in f32, f16 and bf16 alike: what memory that must not be used is filled with.
+inline constexpr std::uint32_t kPoison = 0x7FC07FC0U;
+
+/// So many bytes of it.
+std::vector<std::byte> poisoned(std::size_t size_bytes);
+
+/// The pages that a layer of a configuration keeps its keys and values in.
+inline KVCacheSpec spec_of(const AttentionConfig& config) {
+  return {.block_size = config.block_size,
+          .num_kv_heads = config.num_kv_heads,
+          .head_size = config.head_size,
+          .dtype = config.cache_dtype(),
+          .use_mla = config.use_mla};
+}
+
+/// A device copy of host elements; an empty range still gets a buffer.
+template <typename T>
+Buffer upload(const Context& context, const Queue& queue, std::span<const T> values) {
+  Buffer buffer = context.allocate(std::max<std::size_t>(values.size_bytes(), 4));
+  if (!values.empty()) queue.write(buffer, std::as_bytes(values));
+  return buffer;
+}
+
+template <typename T>
+Buffer upload(const Context& context, const Queue& queue, const std::vector<T>& values) {
+  return upload(context, queue, std::span(values));
+}
+
+template <typename T>
+std::vector<T> download(const Queue& queue, const Buffer& buffer, std::size_t count) {
+  std::vector<T> values(count);
+  queue.read(buffer, std::as_writable_bytes(std::span(values)));
+  return values;
+}
+
+/// A device, and a queue that measures what calls on it take.
+struct OnDevice {
+  std::shared_ptr<Context> context;
+  Queue queue = context->create_queue(QueueProfiling::kOn);
+
+  template <typename Values>
+  Buffer up(const Values& values) const {
+    return upload(*context, queue, values);
+  }
+  template <typename T>
+  std::vector<T> down(const Buffer& buffer, std::size_t count) const {
+    return download<T>(queue, buffer, count);
+  }
+};
+
+/// What a profiled command took; 0 of none.
+inline double microseconds(const Event& event) {
+  return static_cast<double>(event.duration_ns()) * 1e-3;
+}
+
+/// An output buffer that shows when a kernel writes too little or too much: poison inside before
+/// each launch, poisoned guard bands on both sides.
+class GuardedOutput {
+ public:
+  static constexpr std::size_t kGuardBytes = 4096;
+
+  /// `front_bytes`: the band before, which calls that take no offset leave no room for.
+  GuardedOutput(const Context& context, std::size_t size_bytes,
+                std::size_t front_bytes = kGuardBytes);
+  /// Poisons everything, so that nothing of an earlier launch can pass for this one's.
+  void refill(const Queue& queue) const;
+  /// The bytes between the guards. Throws kOpenCL when a guard was overwritten.
+  std::vector<std::byte> read(const Queue& queue) const;
+
+  cl_mem handle() const noexcept { return buffer_.handle(); }
+  std::size_t offset_bytes() const noexcept { return front_bytes_; }
+
+ private:
+  Buffer buffer_;
+  std::size_t size_bytes_, front_bytes_;
+};
+
+/// A whole cache between its logical order on the host, [num_blocks, block_size, num_kv_heads,
+/// head_size] once for keys and once for values, and the cache's own order on the device.
+struct LogicalCache {
+  std::vector<std::byte> key, value;
+};
+
+/// Calls visit(logical byte, stored key byte, stored value byte) for the first byte of each element
+/// of a cache, whichever its order.
+template <typename Cache, typename Visit>
+void for_each_element(const Cache& cache, Visit visit) {
+  const std::size_t element = element_size_bytes(cache.dtype);
+  const auto byte = [&](std::int64_t at) { return static_cast<std::size_t>(at) * element; };
+  std::size_t logical = 0;
+  for (std::int64_t block = 0; block < cache.num_blocks; ++block) {
+    for (std::int64_t token = 0; token < cache.block_size; ++token) {
+      for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
+        for (std::int64_t dim = 0; dim < cache.head_size; ++dim, logical += element) {
+          visit(logical, byte(cache.key_at(block, token, head, dim)),
+                byte(cache.value_at(block, token, head, dim)));
+        }
+      }
+    }
+  }
+}
+void upload_cache(const Queue& queue, const KVCache& cache, const LogicalCache& logical);
+LogicalCache download_cache(const Queue& queue, const KVCache& cache);
+
+/// Gives a cache its factors, [2][1 or num_kv_heads]: of K, then of V; none = 1.
+template <typename Cache>
+void set_scales(const Context& context, const Queue& queue, std::span<const float> scales,
+                Cache& cache) {
+  if (scales.empty()) return;
+  cache.scales = upload(context, queue, scales);
+  cache.scales_per_head = scales.size() > 2;
+}
+/// Gives an int8 cache, which is refused without scales, scales of 1: for bytes whose values do not
+/// matter.
+void set_unit_scales(const Context& context, const Queue& queue, KVCache& cache);
+
+/// An x-packed cache of a layer, without memory.
+PackedKVCache packed_shape(const AttentionConfig& config, std::int64_t num_blocks);
+
+/// A logical cache in the x-packed order of `config`'s cache, and back.
+LogicalCache pack(const AttentionConfig& config, const LogicalCache& logical);
+LogicalCache unpack(const AttentionConfig& config, const LogicalCache& packed);
+
+/// An x-packed cache on the device, with the memory that it views.
+struct PackedMemory {
+  Buffer key, value;
+  PackedKVCache cache;
+
+  /// `scales`: [2][1 or num_kv_heads], none = 1.
+  PackedMemory(const Context& context, const Queue& queue, const AttentionConfig& config,
+               std::int64_t num_blocks, const LogicalCache& logical, std::span<const float> scales);
+  /// What it holds, in logical order.
+  LogicalCache download(const Queue& queue, const AttentionConfig& config,
+                        std::size_t size_bytes) const;
+};
+
+}  // namespace clattn::cli

@@ -1,0 +1,292 @@
+// What a builder fixes when it is made, and what it checks of every batch.
+#include "kernels/step/paged_builder.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <clattn/cache_ops.hpp>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "kernels/launch/update_seq_lens.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+std::size_t bytes_per_partial_row(const KernelShape& shape) {
+  return to_size(shape.num_heads) * to_size(shape.value_size() + 1) * sizeof(float);
+}
+
+}  // namespace
+
+std::int64_t most_partial_rows(const KernelShape& shape, const DeviceCapabilities& capabilities) {
+  const std::size_t row = bytes_per_partial_row(shape);
+  const std::size_t counters = row / to_size(shape.value_size() + 1);
+  const std::size_t device = capabilities.max_alloc_bytes;
+  const std::size_t room = device - std::min(device, most_workspace_overhead());
+  return static_cast<std::int64_t>(std::min(kMaxWorkspaceBytes / row, room / (row + counters)));
+}
+
+PagedBuilder::PagedBuilder(std::shared_ptr<Context> context,
+                           std::shared_ptr<const AttentionKernels> kernels, const StepRules& rules,
+                           BuilderOptions options)
+    : context_(std::move(context)),
+      kernels_(std::move(kernels)),
+      options_(std::move(options)),
+      rules_(rules),
+      planner_(kernels_->planner),
+      staging_(context_->runtime()) {
+  if (options_.workspace == nullptr) options_.workspace = std::make_shared<AttentionWorkspace>();
+  const BatchLimits& limits = options_.limits;
+  validate_limits(limits);
+  throw_invalid_if(options_.num_splits < 0, "num_splits is {}, legal: >= 0 (0 = planned)",
+                   options_.num_splits);
+  throw_invalid_if(options_.decode_threshold < 1, "decode_threshold is {}, legal: >= 1",
+                   options_.decode_threshold);
+  planner_.split_policy = options_.split_policy;
+  planner_.num_splits = options_.num_splits;
+  planner_.window = rules_.window;
+  planner_.lists = rules_.lists;
+  planner_.bidirectional = !may_be_causal(rules_.attn_type);
+  if (options_.device_seq_lens) take_lengths_from_device();
+  const bool fixed_launches = options_.device_seq_lens || options_.graph_batch_size > 0;
+  planner_.fixed_groups = fixed_launches;
+  if (!options_.side_by_side || fixed_launches)
+    planner_.beside_ns = std::numeric_limits<double>::infinity();
+  if (planner_.last_is_wide && fixed_launches) {
+    planner_.last_is_wide = false;
+    --planner_.num_tiles;
+  }
+  planner_.max_partial_rows = most_partial_rows(kernels_->shape, context_->capabilities());
+  if (options_.split_policy == SplitPolicy::kDeterministic) {
+    // Cuts may not depend on the batch, so the workspace must hold every request's splits at once:
+    // only single queries are split, else the bound would make their cuts too long to help.
+    planner_.max_split_query_len = 1;
+  }
+  planner_.deterministic_split_keys = fit_deterministic_split_keys(planner_, limits);
+  record_.num_splits = options_.num_splits;
+  record_.split_policy = options_.split_policy;
+  record_.decode_threshold = options_.decode_threshold;
+  record_.side_by_side = options_.side_by_side;
+  if (options_.split_policy == SplitPolicy::kDeterministic || rules_.split != nullptr) {
+    record_.limits = limits;  // before recorded steps narrow them
+  }
+  // After deterministic cuts are fixed: a recorded step has the bits of an eager one.
+  if (options_.graph_batch_size != 0) limit_to_graphs();
+  const auto reqs = to_size(limits.max_num_reqs);
+  // What no step within the limits exceeds is allocated once, so that serving never stops to grow.
+  static_cast<void>(largest_step_bytes());  // refuses limits that no step could fill
+  reserve_workspace(largest_plan(limits.max_num_reqs).num_partial_rows);
+  query_start_loc_.reserve(reqs + 1);
+  seq_lens_.reserve(reqs);
+  last_page_len_.reserve(reqs);
+  pages_at_.reserve(reqs + 1);
+}
+
+/// Bounds batches to what recorded launches are made for.
+void PagedBuilder::limit_to_graphs() {
+  const std::int32_t query_len = options_.decode_threshold;
+  throw_invalid_if(options_.graph_batch_size < 1,
+                   "graph_batch_size is {}, legal: >= 0 (0 = steps are not recorded)",
+                   options_.graph_batch_size);
+  BatchLimits& limits = options_.limits;
+  throw_invalid_if(limits.num_blocks < 0,
+                   "BuilderOptions::limits.num_blocks is {}, legal: the cache's number of blocks, "
+                   "which recorded steps need",
+                   limits.num_blocks);
+  limits.max_num_reqs = options_.graph_batch_size;
+  limits.max_num_batched_tokens =
+      checked_mul(options_.graph_batch_size, query_len, "graph_batch_size x decode_threshold");
+}
+
+void PagedBuilder::take_lengths_from_device() {
+  throw_unsupported_if(rules_.attn_type != AttentionType::kDecoder,
+                       "device_seq_lens: true, legal with attn_type {}: false",
+                       to_string(rules_.attn_type));
+  throw_unsupported_if(rules_.lists.any(),
+                       "device_seq_lens: true, legal with use_spans, use_directions, "
+                       "use_first_keys and use_trees: false");
+  planner_.lengths_are_bounds = true;
+  const std::string group =
+      fmt::format("-DCLA_WG_SIZE={}", cache_op_work_group_size(context_->capabilities()));
+  view_.cut_tiles =
+      context_->runtime().kernel({"attention/cut_tiles.cl", "clattn_cut_tiles", group});
+}
+
+/// What no step of up to `num_reqs` requests exceeds.
+PlanCounts PagedBuilder::largest_plan(std::int32_t num_reqs) const {
+  if (options_.graph_batch_size == 0) return plan_upper_bound(planner_, options_.limits);
+  BatchLimits limits = options_.limits;
+  limits.max_num_reqs = num_reqs;
+  limits.max_num_batched_tokens = num_reqs * options_.decode_threshold;
+  return plan_upper_bound(planner_, limits, options_.decode_threshold);
+}
+
+/// Takes the workspace's buffer, grown to `rows` partial ones where it is smaller. Another builder
+/// may have replaced it since; what this one's last step was bound to lives until here.
+void PagedBuilder::reserve_workspace(std::int64_t rows) {
+  // Recorded launches are bound to the buffer of the first step.
+  if (options_.graph_batch_size > 0 && workspace_.buffer) return;
+  AttentionWorkspace& shared = *options_.workspace;
+  const std::size_t lse_row = to_size(kernels_->shape.num_heads) * sizeof(float);
+  const std::size_t out_row = lse_row * to_size(kernels_->shape.value_size());
+  const bool counts = std::ranges::any_of(planner_.tiles, &TileClass::merges_splits);
+  const std::size_t counter_row = counts ? lse_row : 0;
+  const WorkspaceBytes room = room_of(shared);
+  std::size_t held = std::min(room.partial_out / out_row, room.partial_lse2 / lse_row);
+  if (counter_row > 0) held = std::min(held, room.counters / counter_row);
+  auto wanted = to_size(rows);
+  if (wanted > held) {
+    wanted = std::min(std::max(wanted, held * 3 / 2), to_size(planner_.max_partial_rows));
+  }
+  grow_workspace(shared, context_->runtime(),
+                 {.counters = wanted * counter_row,
+                  .partial_lse2 = wanted * lse_row,
+                  .partial_out = wanted * out_row});
+  if (workspace_.buffer.handle() != shared.buffer.handle()) workspace_ = shared;
+}
+
+void PagedBuilder::set_workspace_buffer(std::shared_ptr<AttentionWorkspace> workspace) {
+  throw_invalid_if(workspace == nullptr, "set_workspace_buffer: null, legal: a workspace");
+  throw_unsupported_if(options_.graph_batch_size > 0,
+                       "set_workspace_buffer: recorded launches are bound to the builder's own; "
+                       "legal: BuilderOptions::workspace");
+  options_.workspace = std::move(workspace);
+}
+
+void PagedBuilder::warm_up(cl_command_queue queue) {
+  if (view_.cut_tiles != nullptr) warm_up_seq_lens(queue, *kernels_, planner_, view_.cut_tiles);
+}
+
+std::size_t PagedBuilder::workspace_bytes(const CommonAttentionMetadata& given) const {
+  const CommonAttentionMetadata batch = resolve_causal(given);
+  const PlannerConfig planner = planner_for(batch, check_lengths(batch), false);
+  const std::int64_t rows = AttentionPlan(planner, batch).counts().num_partial_rows;
+  return to_size(rows) * bytes_per_partial_row(kernels_->shape);
+}
+
+PlannerConfig PagedBuilder::planner_for(const CommonAttentionMetadata& batch,
+                                        const BatchSummary& summary, bool fast) const {
+  PlannerConfig planner = planner_;
+  if (fast && planner.num_splits == 0 && planner.split_policy == SplitPolicy::kBalanced) {
+    planner.num_splits = 1;
+    planner.item_order = ItemOrder::kAsCut;
+  }
+  if (rules_.split != nullptr) rules_.split(kernels_->shape, batch, summary, planner);
+  return planner;
+}
+
+CommonAttentionMetadata recorded_batch(const PagedStepView& step) {
+  const BatchRecord& record = step.batch;
+  CommonAttentionMetadata batch =
+      CommonAttentionMetadata::of(record.query_start_loc, record.seq_lens, {});
+  batch.direction = record.direction;
+  if (batch.direction.empty()) batch.causal = step.causal != 0;
+  batch.span_start_loc = record.span_start_loc;
+  batch.spans = record.spans;
+  batch.first_keys = record.first_keys;
+  batch.tree_start_loc = record.tree_start_loc;
+  batch.tree_parents = record.tree_parents;
+  return batch;
+}
+
+/// The batch with `causal` set: to the layer's default, if the batch leaves it open.
+CommonAttentionMetadata PagedBuilder::resolve_causal(CommonAttentionMetadata batch) const {
+  throw_invalid_if(planner_.bidirectional && batch.causal == true,
+                   "causal is true, legal with attn_type {}: false, or not given",
+                   to_string(rules_.attn_type));
+  throw_invalid_if(batch.causal.has_value() && !batch.direction.empty(),
+                   "causal is {}, legal with a direction for each request: none",
+                   batch.causal.value_or(true));
+  const bool listed = rules_.lists.directions && !batch.direction.empty();
+  batch.causal = listed || batch.is_causal(rules_.attn_type);  // other directions are listed
+  return batch;
+}
+
+BatchSummary PagedBuilder::check_batch(const CommonAttentionMetadata& batch,
+                                       const BuildOptions& options) const {
+  const BatchSummary summary = check_lengths(batch);
+  throw_invalid_if(options.common_prefix_len != 0 && rules_.lists.any(),
+                   "common_prefix_len is {}, legal with use_spans, use_directions, "
+                   "use_first_keys or use_trees: 0",
+                   options.common_prefix_len);
+  throw_invalid_if(options_.device_seq_lens && !batch.slot_mapping.empty(),
+                   "slot_mapping holds {} elements, legal with device_seq_lens: none (the device "
+                   "computes them)",
+                   batch.slot_mapping.size());
+  throw_invalid_if(options_.device_seq_lens && options.common_prefix_len != 0,
+                   "common_prefix_len is {}, legal with device_seq_lens: 0",
+                   options.common_prefix_len);
+  validate_common_prefix(batch, kernels_->shape.block_size, options.common_prefix_len,
+                         key_source());
+  return summary;
+}
+
+BatchSummary PagedBuilder::check_lengths(const CommonAttentionMetadata& batch) const {
+  const BatchSummary summary = validate_lengths(batch, kernels_->shape.block_size, key_source());
+  validate_limits(batch, summary, options_.limits);
+  check_lists(batch, rules_.lists);
+  check_graph(batch, summary.max_query_len);
+  return summary;
+}
+
+/// Whether the launches that were recorded for the batch's pad size can run it.
+void PagedBuilder::check_graph(const CommonAttentionMetadata& batch,
+                               std::int32_t max_query_len) const {
+  const std::int32_t pad_size = batch.graph_pad_size;
+  throw_invalid_if(pad_size < 0 || pad_size > options_.graph_batch_size,
+                   "graph_pad_size is {}, legal: 0 … {} (graph_batch_size)", pad_size,
+                   options_.graph_batch_size);
+  if (options_.graph_batch_size == 0) return;
+  throw_invalid_if(pad_size > 0 && batch.num_reqs > pad_size,
+                   "num_reqs is {}, legal: 0 … {} (graph_pad_size)", batch.num_reqs, pad_size);
+  throw_invalid_if(max_query_len > options_.decode_threshold,
+                   "max_query_len is {}, legal: 0 … {} (decode_threshold)", max_query_len,
+                   options_.decode_threshold);
+  throw_invalid_if(!fits_recorded(batch, max_query_len),
+                   "causal is {}, legal: {}: recorded steps of several query tokens are {}",
+                   *batch.causal, records_causal(), records_causal() ? "causal" : "bidirectional");
+}
+
+bool PagedBuilder::can_run_in_graph(const CommonAttentionMetadata& given) const {
+  const CommonAttentionMetadata batch = resolve_causal(given);
+  const std::int32_t max_query_len = validate_queries(batch);
+  return options_.graph_batch_size > 0 && batch.num_reqs <= options_.graph_batch_size &&
+         max_query_len <= options_.decode_threshold && fits_recorded(batch, max_query_len);
+}
+
+/// Whether the recorded launches' `causal` suits this batch. Either value does if no request has
+/// more than one query token: that one is the last and sees all keys.
+bool PagedBuilder::fits_recorded(const CommonAttentionMetadata& batch,
+                                 std::int32_t max_query_len) const {
+  return *batch.causal == records_causal() || max_query_len <= 1;
+}
+
+const AttentionMetadata& PagedBuilder::update_block_table(cl_command_queue queue,
+                                                          const AttentionMetadata& metadata,
+                                                          const GroupPages& pages, Event* upload) {
+  const PagedStepView* step = metadata.step();
+  throw_unsupported_if(key_source() == KeySource::kContiguous,
+                       "update_block_table: this configuration has no block table");
+  throw_unsupported_if(options_.device_seq_lens,
+                       "update_block_table: device_seq_lens is true, legal: false");
+  throw_invalid_if(step == &view_, "attn_metadata: this builder's own, legal: another builder's");
+  // Equal planners and page lists cut equal lengths alike.
+  const bool same = step != nullptr && step->kernels == kernels_.get() &&
+                    *step->planner == planner_ && step->batch.backend == rules_.backend &&
+                    step->recordable == (options_.graph_batch_size > 0);
+  throw_invalid_if(
+      !same,
+      "attn_metadata: of another configuration, legal: metadata of a builder with this one's "
+      "backend, context, configuration and options");
+  CommonAttentionMetadata batch = recorded_batch(*step);
+  batch.block_table = pages.block_table;
+  batch.block_table_stride = pages.block_table_stride;
+  batch.slot_mapping = pages.slot_mapping;
+  batch.graph_pad_size = step->graph_pad_size;
+  return build_metadata(queue, batch, upload, {.common_prefix_len = metadata.common_prefix_len()},
+                        step);
+}
+
+}  // namespace clattn::detail

@@ -1,0 +1,180 @@
+// Drafts in a tree, in every kernel family: a row sees what leads to it. What no row of a request
+// sees is NaN.
+#include <algorithm>
+#include <random>
+
+#include "device/masks.hpp"
+
+namespace {
+
+using attention_test::CaseResult;
+using attention_test::CaseSpec;
+using attention_test::Keys;
+using attention_test::Request;
+using Parents = std::vector<std::int32_t>;
+
+Request with_tree(Parents parents, Request request) {
+  request.parents = std::move(parents);
+  return request;
+}
+
+Parents chain_of(std::int32_t nodes) {
+  Parents parents;
+  for (std::int32_t node = 0; node < nodes; ++node) parents.push_back(node - 1);
+  return parents;
+}
+
+/// Parents not far back, so that there are long paths, and now and then another root.
+Parents random_tree(std::int32_t nodes, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  Parents parents = {-1};
+  for (std::int32_t node = 1; node < nodes; ++node) {
+    std::uniform_int_distribution<std::int32_t> back(1, std::min(node + node % 29 / 28, 6));
+    parents.push_back(std::max(node - back(random), -1));
+  }
+  return parents;
+}
+
+class Trees : public attention_test::Masks {
+ protected:
+  static CaseSpec plain(std::int32_t window = 0) {
+    CaseSpec spec;
+    spec.config = attention_test::small_config();
+    spec.config.use_trees = true;
+    spec.config.sliding_window = window;
+    spec.causal_encoder = true;
+    spec.unseen_is_nan = true;
+    return spec;
+  }
+  /// Requests with trees of every size between those without.
+  static std::vector<Request> mixed() {
+    return {{1, 0},
+            {1, 130},
+            with_tree({-1}, {1, 60}),
+            with_tree({-1, 0, 0, 1}, {4, 61}),
+            with_tree({-1, 0, 0, 1}, {2, 100}),
+            with_tree(chain_of(7), {7, 90}),
+            {35, 170},
+            with_tree(random_tree(64, 1), {64, 40}),
+            with_tree(random_tree(65, 2), {65, 0}),
+            with_tree(random_tree(256, 3), {256, 33}),
+            with_tree(random_tree(50, 4), {20, 200})};
+  }
+};
+
+TEST_P(Trees, T26_ARowSeesItsAncestors) {
+  expect_keys(plain(), with_tree({-1, 0, 0, 1}, {4, 3}),
+              {{0, 1, 2, 3}, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 5}, {0, 1, 2, 3, 4, 6}});
+}
+
+TEST_P(Trees, T28_WindowsCountAlongThePath) {
+  expect_keys(plain(2), with_tree({-1, 0, 0, 1}, {4, 3}), {{2, 3}, {3, 4}, {3, 5}, {4, 6}});
+}
+
+TEST_P(Trees, T29_NodesOfEarlierSteps) {
+  expect_keys(plain(), with_tree({-1, 0, 0, 1}, {2, 5}), {{0, 1, 2, 3, 5}, {0, 1, 2, 3, 4, 6}});
+}
+
+TEST_P(Trees, T30_SeveralRootsAndNoContext) {
+  expect_keys(plain(), with_tree({-1, -1, 0, 1, 0}, {5, 0}), {{0}, {1}, {0, 2}, {1, 3}, {0, 4}});
+}
+
+TEST_P(Trees, T33_DepthsMayFall) {
+  expect_keys(plain(), with_tree({-1, 0, 1, 0}, {4, 3}),
+              {{0, 1, 2, 3}, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, 6}});
+  expect_keys(plain(3), with_tree({-1, 0, 1, 0}, {4, 3}),
+              {{1, 2, 3}, {2, 3, 4}, {3, 4, 5}, {2, 3, 6}});
+}
+
+TEST_P(Trees, ChunksCountAlongThePath) {
+  CaseSpec spec = plain();
+  spec.config.attention_chunk_size = 4;
+  expect_keys(spec, with_tree({-1, 0, 0, 1}, {4, 2}), {{0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 4}, {5}});
+  spec.config.chunk_lookback = 1;
+  expect_keys(
+      spec, with_tree({-1, 0, 0, 1}, {4, 6}),
+      {{0, 1, 2, 3, 4, 5, 6}, {0, 1, 2, 3, 4, 5, 6, 7}, {0, 1, 2, 3, 4, 5, 6, 8}, {4, 5, 6, 7, 9}});
+}
+
+TEST_P(Trees, FirstKeysInFrontOfATree) {
+  CaseSpec spec = plain();
+  spec.config.use_first_keys = true;
+  Request request = with_tree({-1, 0, 0, 1}, {4, 3});
+  request.first_key = 2;
+  expect_keys(spec, request, {{2, 3}, {2, 3, 4}, {2, 3, 5}, {2, 3, 4, 6}});
+}
+
+TEST_P(Trees, T27_T31_ChainsHaveTheBitsOfCausality) {
+  for (const auto& context : devices()) {
+    CaseSpec spec = plain(20);
+    spec.requests = {{1, 50}, {7, 40}, {33, 40}};
+    const CaseResult causal = run(context, spec);
+    spec.requests[0].parents = {-1};
+    spec.requests[1].parents = chain_of(7);
+    spec.requests[2].parents = chain_of(40);
+    const CaseResult chains = run(context, spec);
+    EXPECT_EQ(chains.out, causal.out);
+    EXPECT_EQ(chains.lse, causal.lse);
+  }
+}
+
+TEST_P(Trees, T32_TreesOfAllSizesOverPagesOfAllSizes) {
+  for (const std::int32_t window : {0, 5, 100}) {
+    CaseSpec spec = plain(window);
+    spec.requests = mixed();
+    spec.num_splits = window == 5 ? 0 : 3;
+    for (const std::int32_t page : {1, 5, 16, 544}) {
+      spec.config.block_size = page;
+      expect_right(spec);
+    }
+  }
+}
+
+TEST_P(Trees, WithMaskCapSinksAndOtherLists) {
+  CaseSpec spec = plain(40);
+  spec.config.custom_mask = spec.config.use_spans = spec.config.use_first_keys = true;
+  spec.config.logits_soft_cap = 20;
+  spec.config.sinks = {0.5F, -1, 2, 0};
+  spec.requests = mixed();
+  spec.requests[6].spans = {{100, 190}};
+  spec.requests[7].first_key = 17;
+  expect_right(spec);
+  spec.config.attention_chunk_size = 64;
+  spec.config.num_heads = 10;  // rows of a tile are heads of several tokens
+  spec.config.sinks.assign(10, 0.5F);
+  spec.split_policy = clattn::SplitPolicy::kDeterministic;
+  expect_right(spec);
+}
+
+/// The output rows of one request.
+std::vector<double> rows_of(const CaseSpec& spec, const CaseResult& result, std::size_t request) {
+  std::size_t first = 0;
+  for (std::size_t r = 0; r < request; ++r)
+    first += static_cast<std::size_t>(spec.requests[r].query_len);
+  const auto width = static_cast<std::size_t>(spec.config.num_heads) *
+                     static_cast<std::size_t>(spec.config.head_size);
+  const auto begin = result.out.begin() + static_cast<std::ptrdiff_t>(first * width);
+  const auto count = static_cast<std::size_t>(spec.requests[request].query_len) * width;
+  return {begin, begin + static_cast<std::ptrdiff_t>(count)};
+}
+
+// A tree over the keys of a chain of the same length: its first path has the chain's rows.
+TEST_P(Trees, RowsBeforeTheFirstBranchAreTheChains) {
+  for (const auto& context : devices()) {
+    CaseSpec spec = plain();
+    spec.split_policy = clattn::SplitPolicy::kDeterministic;
+    Parents tree = chain_of(9);
+    tree.back() = 2;
+    spec.requests = {{9, 70}};
+    const std::vector<double> chain = rows_of(spec, run(context, spec), 0);
+    spec.requests = {with_tree(tree, {9, 70})};
+    const std::vector<double> branched = rows_of(spec, run(context, spec), 0);
+    const auto before = static_cast<std::ptrdiff_t>(chain.size() / 9 * 8);
+    EXPECT_TRUE(std::equal(chain.begin(), chain.begin() + before, branched.begin()));
+    EXPECT_NE(chain, branched);
+  }
+}
+
+FOR_ALL_FAMILIES(Trees);
+
+}  // namespace

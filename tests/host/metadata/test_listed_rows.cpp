@@ -1,0 +1,146 @@
+// What a batch may say of its requests beyond lengths (metadata/listed_rows.hpp): what is refused,
+// and by which words.
+#include <gtest/gtest.h>
+
+#include <fmt/format.h>
+#include <clattn/compat/derived_batches.hpp>
+#include <clattn/compat/virtual_batches.hpp>
+
+#include "host/metadata_batch.hpp"
+#include "metadata/listed_rows.hpp"
+
+namespace clattn::detail {
+namespace {
+
+using test::Batch;
+using test::error_text;
+using Ints = std::vector<std::int32_t>;
+
+constexpr ListRules kAll{.spans = true, .directions = true, .first_keys = true};
+
+Batch three_requests() {
+  return test::make_batch({{1, 9}, {0, 4}, {5, 7}}, 16);
+}
+
+std::string refusal(const Batch& batch, const ListRules& rules = kAll) {
+  return error_text([&] { check_lists(batch.view(), rules); });
+}
+
+std::string refusal_of_spans(const Ints& starts, const Ints& spans) {
+  Batch batch = three_requests();
+  batch.span_start_loc = starts;
+  batch.spans = spans;
+  return refusal(batch);
+}
+
+TEST(CheckLists, TakesWhatIsLegal) {
+  Batch batch = three_requests();
+  EXPECT_EQ(refusal(batch), "no error");
+  batch.direction = {Direction::kBothWays, Direction::kCausal, Direction::kCanvas};
+  batch.first_keys = {9, 0, 3};
+  batch.span_start_loc = {0, 1, 1, 4};
+  batch.spans = {8, 900, 0, 0, 0, 2, 2, INT32_MAX};
+  EXPECT_EQ(refusal(batch), "no error");
+}
+
+TEST(CheckLists, ListsThatNoRuleLooksAt) {
+  Batch batch = three_requests();
+  batch.span_start_loc = {0, 1, 1, 1};
+  batch.spans = {0, 5};
+  EXPECT_EQ(refusal(batch, {}), "no error") << "another layer may look at them";
+  batch.direction.assign(3, Direction::kCausal);
+  EXPECT_EQ(refusal(batch, {.spans = true}),
+            "direction holds 3 elements, legal without use_directions: none");
+  batch.direction.clear();
+  batch.first_keys = {0, 0, 0};
+  EXPECT_EQ(refusal(batch, {.directions = true}),
+            "first_keys holds 3 elements, legal without use_first_keys: none");
+  batch.first_keys.clear();
+  batch.spans = {5, 0};
+  EXPECT_NE(refusal(batch, {}), "no error") << "nonsense is nonsense for all layers";
+}
+
+TEST(CheckLists, Directions) {
+  Batch batch = three_requests();
+  batch.direction.assign(2, Direction::kCanvas);
+  EXPECT_EQ(refusal(batch), "direction holds 2 elements, legal: 3 (num_reqs), or none");
+  batch.direction.assign(4, Direction::kCanvas);
+  EXPECT_EQ(refusal(batch), "direction holds 4 elements, legal: 3 (num_reqs), or none");
+  batch.direction = {Direction::kCausal, Direction::kCausal, static_cast<Direction>(3)};
+  EXPECT_EQ(refusal(batch),
+            "request 2: direction is 3, legal: 0 (both ways), 1 (causal), 2 (canvas)");
+}
+
+TEST(CheckLists, Spans) {
+  EXPECT_EQ(refusal_of_spans({}, {0, 2}),
+            "span_start_loc holds 0 elements, legal: 4 (num_reqs + 1), or none");
+  EXPECT_EQ(refusal_of_spans({0, 1, 1}, {0, 2}),
+            "span_start_loc holds 3 elements, legal: 4 (num_reqs + 1), or none");
+  EXPECT_EQ(refusal_of_spans({1, 1, 1, 1}, {0, 2}), "span_start_loc[0] is 1, legal: 0");
+  EXPECT_EQ(refusal_of_spans({0, 1, 0, 1}, {0, 2}),
+            "span_start_loc[2] is 0, legal: 1 … 1 (the rows of spans)");
+  EXPECT_EQ(refusal_of_spans({0, 0, 0, 2}, {0, 2}),
+            "span_start_loc[3] is 2, legal: 0 … 1 (the rows of spans)");
+  EXPECT_EQ(refusal_of_spans({0, 0, 0, 1}, {0, 2, 3, 4}),
+            "spans holds 4 elements, legal: 2 (2 * the last of span_start_loc), or none");
+  EXPECT_EQ(refusal_of_spans({0, 0, 0, 1}, {0, 2, 3}),
+            "spans holds 3 elements, legal: 2 (2 * the last of span_start_loc), or none");
+  EXPECT_EQ(refusal_of_spans({0, 1, 1, 1}, {4, 3}),
+            "request 0: spans[0] is 4 … 3, legal: from 0 on, ascending, disjoint");
+  EXPECT_EQ(refusal_of_spans({0, 0, 0, 1}, {-1, 3}),
+            "request 2: spans[0] is -1 … 3, legal: from 0 on, ascending, disjoint");
+  EXPECT_EQ(refusal_of_spans({0, 1, 1, 3}, {0, 9, 0, 4, 3, 5}),
+            "request 2: spans[2] is 3 … 5, legal: from 4 on, ascending, disjoint");
+}
+
+TEST(CheckLists, FirstKeys) {
+  Batch batch = three_requests();
+  batch.first_keys = {0};
+  EXPECT_EQ(refusal(batch), "first_keys holds 1 elements, legal: 3 (num_reqs), or none");
+  batch.first_keys = {0, 5, 0};
+  EXPECT_EQ(refusal(batch), "request 1: first_keys is 5, legal: 0 … 4 (seq_lens)");
+  batch.first_keys = {-1, 0, 0};
+  EXPECT_EQ(refusal(batch), "request 0: first_keys is -1, legal: 0 … 9 (seq_lens)");
+}
+
+/// Calls `expect` with a batch for each list, and what refuse_lists() says of it.
+template <typename Expect>
+void for_each_list(const Batch& plain, Expect expect) {
+  Batch batch = plain;
+  batch.direction.assign(static_cast<std::size_t>(batch.num_reqs), Direction::kCausal);
+  expect(batch, fmt::format("direction holds {} elements, legal: none", batch.num_reqs));
+  batch = plain;
+  batch.span_start_loc.assign(static_cast<std::size_t>(batch.num_reqs) + 1, 1);
+  batch.span_start_loc[0] = 0;
+  batch.spans = {0, 1};
+  expect(batch, "spans holds 2 elements, legal: none");
+  batch = plain;
+  batch.first_keys.assign(static_cast<std::size_t>(batch.num_reqs), 0);
+  expect(batch, fmt::format("first_keys holds {} elements, legal: none", batch.num_reqs));
+}
+
+TEST(RefuseLists, BatchesThatAreMadeOfOthersHaveNone) {
+  const auto refuse = [](const char* call, const Batch& plain, auto run) {
+    run(plain.view());
+    for_each_list(plain, [&](const Batch& batch, const std::string& why) {
+      EXPECT_EQ(error_text([&] { run(batch.view()); }, ErrorCode::kUnsupported),
+                fmt::format("{}: {}", call, why));
+    });
+  };
+  refuse("make_kv_sharing_fast_prefill_common_attn_metadata", three_requests(),
+         [](const CommonAttentionMetadata& batch) {
+           make_kv_sharing_fast_prefill_common_attn_metadata(batch, Ints{0, 5});
+         });
+  refuse("advance_batch", three_requests(),
+         [](const CommonAttentionMetadata& batch) { advance_batch(batch, true); });
+  refuse("make_local_attention_virtual_batches", three_requests(),
+         [](const CommonAttentionMetadata& batch) {
+           make_local_attention_virtual_batches(16, batch, 16);
+         });
+  refuse("make_metadata_with_slice", three_requests(), [](const CommonAttentionMetadata& batch) {
+    make_metadata_with_slice({{0, batch.num_reqs}, {0, batch.num_actual_tokens}}, batch);
+  });
+}
+
+}  // namespace
+}  // namespace clattn::detail
