@@ -4,6 +4,7 @@
 #include <chrono>
 #include <clattn/compat/paged_attention.hpp>
 #include <iterator>
+#include <numeric>
 #include <set>
 #include <span>
 #include <utility>
@@ -37,6 +38,7 @@ class AttentionWorkload : public Workload {
     query_ = context->allocate(tokens * row_elements(config_.head_size) * element);
     out_ = context->allocate((tokens * row_elements(config_.output_head_size()) * element + 3) / 4 *
                              4);
+    if (config_.custom_mask) put_mask(*context);
     q_.fill(queue_, query_);
     kv_.fill(queue_, cache_.cache.buffer);
     if (packed) {
@@ -121,7 +123,9 @@ class AttentionWorkload : public Workload {
                             launches);
     } else {
       impl_->forward(queue, {.query = query, .output = out}, cache_.cache, metadata,
-                     {.launches = launches});
+                     {.launches = launches,
+                      .custom_mask = mask_.handle(),
+                      .custom_mask_stride = mask_ ? shape_.max_seq_len() : 0});
     }
   }
 
@@ -132,6 +136,23 @@ class AttentionWorkload : public Workload {
 
   std::size_t row_elements(std::int32_t head_size) const {
     return to_size(config_.num_heads) * to_size(head_size);
+  }
+
+  /// What rows of a tree see, a byte a key.
+  void put_mask(const Context& context) {
+    const auto stride = to_size(shape_.max_seq_len());
+    std::vector<std::byte> mask(to_size(shape_.num_tokens()) * stride);
+    auto row = mask.begin();
+    for (const RequestShape& request : shape_.requests) {
+      for (std::int32_t token = 0; token < request.query_len; ++token) {
+        for (const std::int32_t key : seen_positions(config_, request, token))
+          row[key] = std::byte{1};
+        row += static_cast<std::ptrdiff_t>(stride);
+      }
+    }
+    mask_ = context.allocate(mask.size());
+    queue_.write(mask_, mask);
+    queue_.finish();
   }
 
   /// The kernels of one forward; also builds them before anything is timed.
@@ -187,12 +208,13 @@ class AttentionWorkload : public Workload {
     const std::int32_t first_new = shape.seq_len - shape.query_len;
     const std::int32_t own = first_new + token;
     const bool listed = config_.use_directions || !shape.spans.empty();
-    const SeenKeys seen = listed ? seen_keys(config_, shape, own) : SeenKeys{0, own + 1};
-    oracle::AttentionCase call =
-        row_case(config_, static_cast<std::int32_t>(seen.end - seen.begin), heads);
-    if (listed) take_all_keys(call, seen.end - 1 - own);
+    std::vector<std::int32_t> keys(to_size(own) + 1);
+    std::iota(keys.begin(), keys.end(), 0);
+    if (listed || !shape.parents.empty()) keys = seen_positions(config_, shape, token);
+    oracle::AttentionCase call = row_case(config_, static_cast<std::int32_t>(keys.size()), heads);
+    if (listed) take_all_keys(call, keys.back() - own);
     const KVCache& kv = cache_.cache;
-    for (auto position = static_cast<std::int32_t>(seen.begin); position < seen.end; ++position) {
+    for (const std::int32_t position : keys) {
       const std::int64_t slot = batches_[set_].slot(request, position - first_new);
       const std::int64_t block = slot / kv.block_size, in_block = slot % kv.block_size;
       for (std::int32_t d = 0; d < config_.head_size; ++d) {
@@ -212,6 +234,7 @@ class AttentionWorkload : public Workload {
   BenchShape shape_;
   RotatingCache cache_;
   TiledRandom kv_, q_;
+  Buffer mask_;
   Queue timed_queue_;
   std::shared_ptr<const AttentionImpl> impl_;
   std::optional<PackedKVCache> packed_{};  // instead, with the next

@@ -156,6 +156,34 @@ SeenKeys seen_keys(const AttentionConfig& config, const RequestShape& request,
   return {std::max<std::int64_t>(seen.begin, 0), std::min(seen.end, keys)};
 }
 
+namespace {
+
+/// A draft and those before it in its tree, first the root.
+std::vector<std::int32_t> path_to(const std::vector<std::int32_t>& parents, std::int32_t node) {
+  std::vector<std::int32_t> path;
+  for (; node >= 0; node = parents[to_size(node)]) path.insert(path.begin(), node);
+  return path;
+}
+
+}  // namespace
+
+std::vector<std::int32_t> seen_positions(const AttentionConfig& config, const RequestShape& request,
+                                         std::int32_t token) {
+  const std::int32_t first = request.seq_len - request.query_len;
+  std::vector<std::int32_t> positions;
+  if (!request.parents.empty()) {
+    positions.resize(to_size(first));
+    std::iota(positions.begin(), positions.end(), 0);
+    for (const std::int32_t node : path_to(request.parents, token))
+      positions.push_back(first + node);
+    return positions;
+  }
+  const SeenKeys seen = seen_keys(config, request, first + token);
+  for (std::int64_t key = seen.begin; key < seen.end; ++key)
+    positions.push_back(static_cast<std::int32_t>(key));
+  return positions;
+}
+
 Work attention_work(const AttentionConfig& config, const std::vector<RequestShape>& requests) {
   Work work;
   const double key_width = config.head_size, value_width = config.output_head_size();
@@ -168,6 +196,10 @@ Work attention_work(const AttentionConfig& config, const std::vector<RequestShap
     work.bytes += row_bytes * static_cast<double>(request.seq_len - of_first.begin);
     double pairs = 0;
     for (std::int32_t i = 0; i < query_len; ++i) {
+      if (!request.parents.empty()) {
+        pairs += static_cast<double>(to_size(first) + path_to(request.parents, i).size());
+        continue;
+      }
       const SeenKeys seen = seen_keys(config, request, first + i);
       pairs += static_cast<double>(seen.end - seen.begin);
     }

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <clattn/config_fields.hpp>
+#include <string_view>
 
 namespace clattn::cli {
 
@@ -71,10 +73,37 @@ void add_spans(BenchShape& shape) {
   if (!any) throw ShapeFault{"span", std::to_string(shape.model.span), "0 in rows without prompts"};
 }
 
+/// What counts positions, which are not those of the tokens' places in a tree, or lists other keys.
+constexpr std::array<std::string_view, 9> kNotWithTrees = {
+    "sliding_window", "window_left", "window_right",   "attention_chunk_size", "alibi_slopes",
+    "attn_type",      "use_spans",   "use_directions", "use_first_keys"};
+
+/// The new tokens of a request as a tree, level by level.
+void add_trees(BenchShape& shape) {
+  const AttentionConfig& config = shape.model.config;
+  const std::string key = config.custom_mask ? "masked_tree" : "tree";
+  const std::string value = std::to_string(shape.model.tree);
+  if (config.custom_mask && config.use_trees) throw ShapeFault{key, value, "0 in rows with tree"};
+  if (shape.suite != "spec") throw ShapeFault{key, value, "0 in rows of other suites than spec"};
+  for_each_field([&](const auto& row) {
+    if (row.is_set(config) && std::ranges::find(kNotWithTrees, row.name) != kNotWithTrees.end())
+      throw ShapeFault{key, value, fmt::format("0 in rows with {}", row.name)};
+  });
+  for (RequestShape& request : shape.requests) {
+    if (request.query_len > kMaxTreeNodes) {
+      throw ShapeFault{"batch", shape.batch,
+                       fmt::format("at most {} new tokens with {}", kMaxTreeNodes, key)};
+    }
+    for (std::int32_t node = 0; node < request.query_len; ++node)
+      request.parents.push_back(node == 0 ? -1 : (node - 1) / shape.model.tree);
+  }
+}
+
 }  // namespace
 
 void add_lists(BenchShape& shape) {
   const AttentionConfig& config = shape.model.config;
+  if (shape.model.tree > 0) add_trees(shape);
   const bool spans = shape.model.span > 0;
   if (!spans && !config.use_directions) return;
   const std::string key = spans ? "span" : "directions";

@@ -76,6 +76,16 @@ bool set_directions(BenchModel& model, std::string_view text) {
   return text == "yes" || text == "no";
 }
 
+/// A tree of drafts, which rows see as a list of the batch or through a dense mask.
+template <bool AttentionConfig::*kForm>
+bool set_tree(BenchModel& model, std::string_view text) {
+  const auto children = parse_number<std::int32_t>(text, 0, kMaxTreeNodes);
+  model.tree = children.value_or(0);
+  model.config.*kForm = model.tree > 0;
+  return children.has_value();
+}
+constexpr std::string_view kLegalTree = "drafts that each draft has, 0 ... 256 (0 = no tree)";
+
 /// What a model has beyond its configuration.
 struct Option {
   std::string_view key;
@@ -88,6 +98,8 @@ constexpr Option kOptions[] = {
     {"layout", set_layout, "NHD or HND"},
     {"span", set_span, "a number of tokens, 0 ... 16777216 (0 = none)"},
     {"directions", set_directions, "yes or no"},
+    {"tree", set_tree<&AttentionConfig::use_trees>, kLegalTree},
+    {"masked_tree", set_tree<&AttentionConfig::custom_mask>, kLegalTree},
 };
 
 /// Sets a field of the configuration; false if there is none of this name. Lists are on or off:

@@ -183,7 +183,9 @@ void BatchArrays::list(std::span<const RequestShape> requests, const AttentionCo
     tree_start_loc.push_back(static_cast<std::int32_t>(tree_parents.size()));
   }
   if (spans.empty()) span_start_loc.clear();
-  if (!config.use_trees) tree_start_loc.clear();
+  if (config.use_trees) return;
+  tree_start_loc.clear();
+  tree_parents.clear();
 }
 
 KVCacheLayout choose_layout(const AttentionBackend& backend, std::optional<KVCacheLayout> wanted,

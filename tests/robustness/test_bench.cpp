@@ -180,6 +180,25 @@ TEST(Bench, SpansAndDirectionsAreMeasuredAndRight) {
   EXPECT_EQ(rows.at(2).at("flops"), pair * 40 * 60);
 }
 
+TEST(Bench, TreesAreMeasuredAndRight) {
+  const ScratchDirectory scratch;
+  const std::string shapes = (scratch.path() / "trees.txt").string();
+  write_bytes(shapes,
+              "model trees num_heads=4 num_kv_heads=2 head_size=64 dtype=f32\n"
+              "spec quick 2q7s60 tree=2\nspec quick 2q7s60 masked_tree=2 sinks=yes\n"
+              "spec quick 2q7s60 tree=1\nspec quick 2q7s60\n");
+  const ProgramResult result = run_program("bench --quick --json - --shapes " + shapes);
+  ASSERT_EQ(result.code, 0) << result.standard_output << result.standard_error;
+  const json rows = json::parse(result.standard_output).at("rows");
+  ASSERT_EQ(rows.size(), 4U);
+  for (const json& row : rows) expect_row(row);
+  // 53 keys of context, and 1, 2 or 3 drafts of a path.
+  const double pair = 2 * 128 * 4, context = 7 * 53;
+  EXPECT_EQ(rows.at(0).at("flops"), 2 * pair * (context + 1 + 2 * 2 + 4 * 3));
+  EXPECT_EQ(rows.at(1).at("flops"), rows.at(0).at("flops"));
+  EXPECT_EQ(rows.at(2).at("flops"), rows.at(3).at("flops"));
+}
+
 TEST(Bench, EveryCacheOperationIsMeasuredAndRight) {
   const ScratchDirectory scratch;
   const std::string shapes = (scratch.path() / "cache.txt").string();

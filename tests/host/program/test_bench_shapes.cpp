@@ -127,6 +127,31 @@ TEST(BenchShapes, PromptsMayHaveASpanAndRequestsADirection) {
             "f:2: directions: 'yes', legal: none with attn_type encoder_only");
 }
 
+TEST(BenchShapes, NewTokensMayBeATree) {
+  const auto shapes =
+      parse_shapes(kModel + "spec gpu 2q6s40 tree=2\nspec gpu q3 masked_tree=1\n", "f");
+  using Parents = std::vector<std::int32_t>;
+  for (const auto& request : shapes.at(0).requests)
+    EXPECT_EQ(request.parents, (Parents{-1, 0, 0, 1, 1, 2}));
+  EXPECT_TRUE(shapes[0].model.config.use_trees && !shapes[0].model.config.custom_mask);
+  EXPECT_EQ(shapes.at(1).requests.at(0).parents, (Parents{-1, 0, 1}));
+  EXPECT_TRUE(shapes[1].model.config.custom_mask && !shapes[1].model.config.use_trees);
+
+  const auto refused = [&](const std::string& row) {
+    return test::error_text([&] { parse_shapes(kModel + row, "f"); });
+  };
+  EXPECT_EQ(refused("spec gpu q8 tree=-1\n"),
+            "f:2: tree: '-1', legal: drafts that each draft has, 0 ... 256 (0 = no tree)");
+  EXPECT_EQ(refused("prefill gpu q8 tree=2\n"),
+            "f:2: tree: '2', legal: 0 in rows of other suites than spec");
+  EXPECT_EQ(refused("spec gpu q8 tree=2 masked_tree=2\n"),
+            "f:2: masked_tree: '2', legal: 0 in rows with tree");
+  EXPECT_EQ(refused("spec gpu q8 masked_tree=2 window_left=3\n"),
+            "f:2: masked_tree: '2', legal: 0 in rows with window_left");
+  EXPECT_EQ(refused("spec gpu q257 tree=2\n"),
+            "f:2: batch: 'q257', legal: at most 256 new tokens with tree");
+}
+
 TEST(BenchShapes, ReadsBatchesAsVllmWritesThemAndPutsDecodesFirst) {
   const auto shapes = parse_shapes(kModel + "mixed cpu 2q2k_q3s5_3q1s1k\n", "f");
   std::vector<std::pair<int, int>> requests;
