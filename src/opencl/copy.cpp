@@ -1,10 +1,8 @@
 #include "opencl/copy.hpp"
 
-#include <array>
 #include <clattn/cache_ops.hpp>
 #include <cstdint>
 
-#include "base/environment.hpp"
 #include "base/error.hpp"
 
 namespace clattn {
@@ -21,18 +19,8 @@ MemoryPlace place_of(cl_mem buffer) {
 }
 
 void require_context(cl_mem buffer, cl_context context, std::string_view name) {
-  struct Known {
-    cl_mem buffer = nullptr;
-    cl_context context = nullptr;
-  };
-  constexpr std::uint64_t kSpread = 0x9E3779B97F4A7C15;  // 2^64 over the golden ratio
-  thread_local std::array<Known, 256> answers;
-  const auto bits = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(buffer));
-  Known& known = answers.at(bits * kSpread >> 56);
-  if (known.buffer == buffer && known.context == context && !environment().debug) return;
   throw_invalid_if(memory_value<cl_context>(buffer, CL_MEM_CONTEXT) != context,
                    "{}: a buffer of another context, legal: of the layer's", name);
-  known = {buffer, context};
 }
 
 void require_context(std::initializer_list<NamedBuffer> buffers, cl_context context) {

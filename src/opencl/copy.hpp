@@ -23,9 +23,8 @@ struct MemoryPlace {
 };
 MemoryPlace place_of(cl_mem buffer);
 
-/// Throws kInvalidArgument unless the buffer is of this context. The driver is asked once for what
-/// a thread brings again and again, so that memory which a freed buffer left to one of another
-/// context may pass; under CLATTN_DEBUG it is asked each time.
+/// Throws kInvalidArgument unless the buffer is of this context. The driver is asked each time: it
+/// may give a freed buffer's handle to one of another context.
 void require_context(cl_mem buffer, cl_context context, std::string_view name);
 /// The same of several, without null ones.
 struct NamedBuffer {

@@ -132,6 +132,29 @@ TEST(RefusedMemory, BuffersOfAnotherContext) {
   call.queue.finish();
 }
 
+// Drivers give the handles of freed buffers away again, to whichever context asks next.
+TEST(RefusedMemory, BuffersOfAnotherContextByHandlesThatWereFreed) {
+  const Call call(small_test::all_contexts().at(0));
+  const auto other = clattn::Context::create();
+  const Batch batch({0, 2}, {2}, {5});
+  const auto& metadata = call.builder->build(call.queue, batch.metadata);
+  const auto text = [&](const clattn::Buffer& query) {
+    AttentionTensors tensors = call.tensors();
+    tensors.query.buffer = query.handle();
+    return error_text([&] { call.impl->forward(call.queue, tensors, call.cache, metadata); });
+  };
+  for (int i = 0; i < 20; ++i) {
+    {
+      const clattn::Buffer own = call.context->allocate(call.query.size_bytes());
+      call.queue.fill(own, 0, 0, own.size_bytes());
+      EXPECT_EQ(text(own), "no error");
+      call.queue.finish();
+    }
+    EXPECT_EQ(text(other->allocate(call.query.size_bytes())),
+              "query: a buffer of another context, legal: of the layer's");
+  }
+}
+
 /// What a split rule, which build() asks in its midst, does next.
 std::function<void()>& amidst_build() {
   static std::function<void()> work;
