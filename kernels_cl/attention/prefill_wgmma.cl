@@ -27,7 +27,11 @@
    and V (32 of 8 bits) from global memory, 4.2 M multiply-adds, 16 384 exponentials.
 
    macro                unit        legal values, beside those of core/task.clh
-   CLA_HEAD_DIM         elements    64, 128, 256, 192 (see VALUE_DIM); with 192 rows 64
+   CLA_HEAD_DIM         elements    64, 128, 256, 192 (see VALUE_DIM); with 192 rows 64; else, with
+                                    PADDED_DIM, less than that
+   CLA_PADDED_DIM       elements    undefined, or 64, 128, 256: room of a row in local memory, of
+                                    which products take no more than HEAD_DIM and a few zeros
+                                    behind it; CLA_KV_DTYPE = CLA_Q_DTYPE
    CLA_VALUE_DIM        elements    HEAD_DIM; 128 with HEAD_DIM 192 and no pages (core/dims.clh)
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE; with up to 128 rows also 3 e4m3, 4 e5m2,
@@ -52,6 +56,21 @@
 #include "tile/sm90.clh"
 #endif
 #define CLA_TILE_UNIT CLA_KV_PLACE
+#if CLA_IS_PADDED
+#if CLA_HEAD_DIM > 64 && CLA_HEAD_DIM <= 80
+#define CLA_VALUE_DIM 80
+#elif CLA_HEAD_DIM > 80 && CLA_HEAD_DIM <= 96
+#define CLA_VALUE_DIM 96
+#elif CLA_HEAD_DIM > 128 && CLA_HEAD_DIM <= 192
+#define CLA_VALUE_DIM 192
+#else
+#define CLA_VALUE_DIM CLA_PADDED_DIM
+#endif
+#define CLA_KEPT_DIM CLA_HEAD_DIM
+#define CLA_RESULT_DIM CLA_HEAD_DIM
+#define CLA_QUERY_ROW_UNITS (CLA_PADDED_DIM / 8)
+#define CLA_DIM_UNITS (CLA_PADDED_DIM / 8)
+#endif
 /* A row keeps its base, and its maximum is not computed, while CLA_KEEPS. e4m3: no probability has
    reached 448. f16: no lane's sum of a tile's exceeds f16's largest number. For both, bases are
    higher than the range needs, so that maxima can grow by as much. bf16: the sum is at most their
@@ -99,9 +118,10 @@
     CLA_WG_SIZE != CLA_WARPGROUP * (CLA_CONSUMERS + 1)
 #error "prefill_wgmma.cl: CLA_BLOCK_ROWS and CLA_WG_SIZE do not tile"
 #endif
-#if (CLA_BLOCK_KV != 64 && CLA_BLOCK_KV != 128) ||                           \
-    (CLA_VALUE_DIM != 64 && CLA_VALUE_DIM != 128 && CLA_VALUE_DIM != 256) || \
-    (CLA_VALUES_APART ? CLA_HEAD_DIM % 64 != 0 : CLA_HEAD_DIM != CLA_VALUE_DIM)
+#if (CLA_BLOCK_KV != 64 && CLA_BLOCK_KV != 128) ||                                       \
+    (CLA_DIM_UNITS != 64 / 8 && CLA_DIM_UNITS != 128 / 8 && CLA_DIM_UNITS != 256 / 8) || \
+    (CLA_VALUES_APART ? CLA_HEAD_DIM % 64 != 0 : CLA_PADDED_DIM != 8 * CLA_DIM_UNITS) || \
+    (CLA_IS_PADDED && CLA_KV_QUANT)
 #error "prefill_wgmma.cl: CLA_BLOCK_KV, CLA_HEAD_DIM or CLA_VALUE_DIM is not supported"
 #endif
 
@@ -122,7 +142,7 @@
 #include "attention/wgmma_rows.clh"
 
 #define CLA_QUERY_UNITS (CLA_BLOCK_ROWS * CLA_QUERY_ROW_UNITS)
-#define CLA_QUERY_STAGES (CLA_HEAD_DIM == 256 || CLA_KEY_TILE_UNITS > 2048 ? 1 : 2)
+#define CLA_QUERY_STAGES (CLA_PADDED_DIM == 256 || CLA_KEY_TILE_UNITS > 2048 ? 1 : 2)
 
 /* Consumers begin a tile's products in turns, so that one's run beside the other's softmax: each
    waits for its turn once a tile, and gives the next one its own. */
@@ -199,8 +219,16 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   }
 #if CLA_BOXES
   if (get_local_id(0) < 2 * CLA_LANES) { /* beside the first queries' way */
-    const ClaRowsAt rows = {self.warp == 0 ? k_cache + call.k_offset : CLA_VALUES,
-                            call.token_stride, call.block_stride};
+    const ClaRowsAt rows = {
+      self.warp == 0 ? k_cache + call.k_offset : CLA_VALUES,
+      call.token_stride,
+      call.block_stride
+#if CLA_IS_PADDED
+      ,
+      call.head_stride,
+      call.num_kv_heads
+#endif
+    };
     cla_make_map(tensor_maps + self.warp * CLA_MAP_INTS, maps + self.warp * CLA_MAP_INTS, &rows,
                  self.lane);
     if (self.lane == 0) cla_barrier_arrive(maps_made);

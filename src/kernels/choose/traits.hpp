@@ -106,6 +106,9 @@ struct KernelTraits {
   std::int32_t most_grown_rows = 0;  ///< its tiles grow with the heads of a KV head, up to this
   TypeSet cache = kSameType | kAnyType;
   HeadSizes heads{};
+  /// Heads of this size on are padded to the next of `heads`, over caches of the queries' type;
+  /// 0 = none are.
+  std::int32_t pads_from = 0;
   HeadPair head_pair{};                ///< also these, without pages, whatever most_key_elements
   bool values_apart = false;           ///< without pages, values of any smaller size
   std::int32_t rope_dim = 0;           ///< the only one that it takes; 0 = any

@@ -89,8 +89,15 @@ bool contains(TypeSet types, DType dtype, DType queries) {
   return (types & type_set(dtype)) != 0 || ((types & kSameType) != 0 && dtype == queries);
 }
 
-bool contains(const HeadSizes& sizes, std::int32_t size) {
-  return sizes.front() == 0 || std::ranges::find(sizes, size) != sizes.end();
+/// Elements of a head's row in a kernel's tiles: its own, or those of the next size that the kernel
+/// pads it to; 0 = it takes no such heads.
+std::int32_t padded_head(const KernelTraits& kernel, const KernelShape& shape) {
+  if (kernel.heads.front() == 0) return shape.head_size;
+  const bool pads = kernel.pads_from != 0 && shape.head_size >= kernel.pads_from &&
+                    shape.cache_dtype == shape.dtype && !shape.values_apart();
+  for (const std::int32_t size : kernel.heads)
+    if (size == shape.head_size || (pads && size > shape.head_size)) return size;
+  return 0;
 }
 
 bool is_within(std::int32_t value, std::int32_t most) {
@@ -288,7 +295,8 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
     return "taken only where fp8_products asks for it";
   const std::int32_t head = shape.head_size;
   const auto row_bytes = head * static_cast<std::int32_t>(element_size_bytes(shape.cache_dtype));
-  if ((!contains(kernel.heads, head) && !shape.values_apart()) || head % unit.traits.head_step != 0)
+  const std::int32_t room = padded_head(kernel, shape);
+  if ((room == 0 && !shape.values_apart()) || head % unit.traits.head_step != 0)
     return fmt::format("does not take heads of {}", head);
   const std::int32_t value = shape.value_size();
   const bool listed = shape.values_apart() && kernel.head_pair == HeadPair{head, value};
@@ -304,7 +312,9 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
     return fmt::format("takes rotary parts of {} only", kernel.rope_dim);
   if (kernel.page_step != 0 && (shape.block_size == 0 || shape.block_size % kernel.page_step != 0))
     return fmt::format("takes pages of multiples of {} only", kernel.page_step);
-  const std::int32_t tile_elements = variant.block_kv * (head + value) / 2;  // the mean of K and V
+  const std::int32_t padding = room > head ? room - head : 0;
+  // The mean of K and V.
+  const std::int32_t tile_elements = variant.block_kv * ((head + value) / 2 + padding);
   if (!is_within(variant.block_rows * head, kernel.most_row_elements) ||
       (!listed && !is_within(tile_elements, kernel.most_key_elements)) ||
       !is_within(tile_elements, unit.traits.most_key_elements) ||
@@ -364,6 +374,8 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
   if (by_sub_groups) options += fmt::format(" -DCLA_SUB_GROUP={}", unit.lanes);
   if (!by_sub_groups) options += unit_options(unit_of(variant.unit_id));
   if (shape.values_apart()) options += fmt::format(" -DCLA_VALUE_DIM={}", shape.value_size());
+  if (const std::int32_t room = padded_head(variant.kernel(), shape); room > shape.head_size)
+    options += fmt::format(" -DCLA_PADDED_DIM={}", room);
   if (shape.form == CacheForm::kLatent)
     options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
   if (copies_boxes(variant, shape, capabilities)) options += " -DCLA_BOXES=1";

@@ -38,6 +38,8 @@ void expect_right(const CaseSpec& spec) {
 
 class MappedHeads : public testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(, MappedHeads, testing::Values(64, 128, 256));
+// Rows with zeros behind them, of one to four blocks of 64 dims.
+INSTANTIATE_TEST_SUITE_P(Padded, MappedHeads, testing::Values(40, 72, 96, 200));
 
 TEST_P(MappedHeads, BothTypesAreWrittenAndRead) {
   for (const DType dtype : {DType::kF16, DType::kBF16}) {
@@ -89,6 +91,26 @@ TEST_P(MappedOptions, WithAndWithoutSplits) {
   for (const std::int32_t splits : {1, 3}) {
     CaseSpec spec = mixed_batch();
     layout_test::apply(GetParam(), splits, spec);
+    expect_right(spec);
+  }
+}
+
+// The heads of Phi-3; dims behind a head are the next one's, NaN where no query sees the token.
+TEST_P(MappedOptions, OfPaddedHeads) {
+  CaseSpec spec = mixed_batch(96);
+  layout_test::apply(GetParam(), 3, spec);
+  expect_right(spec);
+}
+
+// Without tensor maps: pages of odd sizes, and keys that are not in pages, as in vision encoders.
+TEST(TensorMaps, PaddedHeadsWithoutThem) {
+  for (const std::int32_t head_size : {72, 80, 120, 248}) {
+    CaseSpec spec = mixed_batch(head_size);
+    spec.config.block_size = 5;
+    expect_right(spec);
+    spec.config.block_size = 0;
+    spec.config.attn_type = clattn::AttentionType::kEncoderOnly;
+    spec.requests = {{1, 0}, {150, 0}, {70, 0}, {300, 0}};
     expect_right(spec);
   }
 }
