@@ -414,6 +414,7 @@ bool sees_in_tree(const AttentionCase& call, std::int32_t request, std::int32_t 
   alone.chunk = call.chunk;
   alone.chunk_lookback = call.chunk_lookback;
   if (!call.first_keys.empty()) alone.first_keys = {call.first_keys[r]};
+  if (!call.keep_keys.empty()) alone.keep_keys = {call.keep_keys[r]};
   if (!sees(alone, 0, 0, place)) return false;
   const std::int64_t at = token * call.custom_mask_stride + position;
   return call.custom_mask.empty() || call.custom_mask[static_cast<std::size_t>(at)] != 0;
@@ -443,7 +444,8 @@ bool sees(const AttentionCase& call, std::int32_t request, std::int32_t token,
     ahead = position <= own || (in_span && (call.span_cut == SpanCut::kLeft ||
                                             (call.span_cut == SpanCut::kBoth && right)));
   }
-  bool seen = left && ahead && back >= 0 && back <= call.chunk_lookback;
+  const bool kept = !call.keep_keys.empty() && position < call.keep_keys[r];
+  bool seen = ((left && back <= call.chunk_lookback) || kept) && ahead && back >= 0;
   if (call.span_cut == SpanCut::kNone && in_span) seen = true;
   if (!call.first_keys.empty() && position < call.first_keys[r]) return false;
   if (call.custom_mask.empty()) return seen;

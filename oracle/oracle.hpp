@@ -46,6 +46,7 @@ struct AttentionCase {
   // keys before them all and the nodes from theirs up to the root, whose parent is -1.
   std::vector<std::vector<std::int32_t>> tree_parents;  // [num_reqs][nodes]; empty = none
   std::vector<std::int32_t> first_keys;   // [num_reqs], no query sees earlier ones; empty = 0
+  std::vector<std::int32_t> keep_keys;    // [num_reqs], so many are seen beyond window and chunks
   std::vector<std::uint8_t> custom_mask;  // [tokens, custom_mask_stride], 1 = may attend
   std::int64_t custom_mask_stride = 0;
   // block_size 0: request r's keys are the rows key_start_loc[r] … of key_cache and value_cache.

@@ -44,13 +44,14 @@ struct AttentionArguments {
   std::span<const std::int32_t> page_start_loc = {};
   bool causal = true;  ///< a token sees no key after its own position
   /// Lists that say for each sequence which keys its tokens see, as CommonAttentionMetadata does
-  /// for requests. A list that is given sets use_directions, use_spans, use_first_keys or use_trees
-  /// of the configuration.
+  /// for requests. A list that is given sets use_directions, use_spans, use_first_keys,
+  /// use_keep_keys or use_trees of the configuration.
   ///@{
   std::span<const Direction> direction = {};          ///< [sequences], instead of causal
   std::span<const std::int32_t> span_start_loc = {};  ///< [sequences + 1], prefix sums
   std::span<const std::int32_t> spans = {};           ///< [number, 2]: positions [first, end)
   std::span<const std::int32_t> first_keys = {};      ///< [sequences]: positions
+  std::span<const std::int32_t> keep_keys = {};       ///< [sequences]: how many
   std::span<const std::int32_t> tree_start_loc = {};  ///< [sequences + 1], prefix sums
   std::span<const std::int32_t> tree_parents = {};    ///< [nodes]: a node of the tree, -1 = a root
   ///@}

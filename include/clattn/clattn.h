@@ -220,6 +220,9 @@ typedef struct ClattnBatchInfo {
   /** [tree_start_loc[num_reqs]], of layers with use_trees: of each node of a tree of drafts the
      number of an earlier one, from 0 in its tree; -1 = a root */
   const int32_t* tree_parents;
+  /** [num_reqs], of layers with use_keep_keys: how many first keys neither the left side of the
+     window nor chunks hide; NULL = 0 for all */
+  const int32_t* keep_keys;
 } ClattnBatchInfo;
 /** Checks the batch, plans its work and uploads both. Work enqueued before stays correct. A call
    with an illegal handle or struct leaves the step its former batch. A batch that is refused by

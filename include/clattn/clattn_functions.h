@@ -53,13 +53,16 @@ typedef struct ClattnAttentionCall {
   /** [tree_start_loc[num_seqs]]: of each node of a tree of drafts the number of an earlier one,
      from 0 in its tree; -1 = a root */
   const int32_t* tree_parents;
+  /** [num_seqs]: how many first keys neither the left side of the window nor chunks hide; NULL =
+     0 */
+  const int32_t* keep_keys;
 } ClattnAttentionCall;
 
 /** clattn::attention(): attention over contiguous keys and values. `config` describes
    the attention; its fields name, backend, kv_sharing_target_layer_name and calculate_kv_scales
    belong to layers and must be unset. A list that the call brings (direction, spans, first_keys,
-   tree_parents) sets its use_directions, use_spans, use_first_keys or use_trees. Asynchronous,
-   thread-safe. */
+   tree_parents, keep_keys) sets its use_directions, use_spans, use_first_keys, use_trees or
+   use_keep_keys. Asynchronous, thread-safe. */
 CLATTN_C_API ClattnResult clattn_attention(const ClattnQueue* queue,
                                            const ClattnLayerConfig* config,
                                            const ClattnAttentionCall* call);

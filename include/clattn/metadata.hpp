@@ -58,6 +58,12 @@ struct CommonAttentionMetadata {
   /// Positions before it may hold anything, and so may the block ids of pages that end before it
   /// and hold no new token. Only for layers with use_first_keys.
   std::span<const std::int32_t> first_keys = {};
+  /// [num_reqs] or empty: how many keys of a request, from position 0 on, its queries see whatever
+  /// the left side of the window and chunks say, such as sinks or a prompt: 0 … its seq_len, with a
+  /// tree without the tree's. Causality, the right side of the window, first_keys and the dense
+  /// mask hide them as they hide others. Block ids of pages between them and what the window of a
+  /// request's first query token reaches may be anything. Only for layers with use_keep_keys.
+  std::span<const std::int32_t> keep_keys = {};
   /// Trees of drafts: the newest tokens of a request, in their order in the cache, are the nodes of
   /// a tree. Such a token sees the keys before the tree, its ancestors and itself; windows and
   /// chunks count positions along that path. The nodes of request r are the elements

@@ -22,9 +22,10 @@
  */
 
 /* Rows whose keys do not follow from their position and the layer's window: those of requests with
-   a direction or a first key of their own, those that touch a span, and drafts in a tree. The
-   metadata lists them, the rows of an item one after another, after its ClaListedItem. As q_pos
-   such an item has CLA_LISTED + the number of its first row, counted from the metadata's start. */
+   a direction, a first key or kept keys of their own, those that touch a span, and drafts in a
+   tree. The metadata lists them, the rows of an item one after another, after its ClaListedItem. As
+   q_pos such an item has CLA_LISTED + the number of its first row, counted from the metadata's
+   start. */
 typedef struct ClaListedItem {
   int begin, end;               /* positions that some row sees keys of */
   int common_begin, common_end; /* positions whose keys all rows see; empty if begin >= end */
@@ -33,15 +34,17 @@ typedef struct ClaListedRow {
   int begin;    /* position of the first key */
   int end;      /* one past that of the last one. From row to row of an item, neither decreases */
   int position; /* of the query, in the sequence that it continues */
-  int tree_at;  /* of drafts in a tree: ints of the metadata where its ClaTreeRow is; else 0 */
+  int gaps_at;  /* ints of the metadata where its ClaGapRow is; 0: it sees all between its ends */
 } ClaListedRow;
 
-/* Which keys between begin and end a draft sees: those before the tree from context_begin on, and
-   the nodes whose bits are set. The bits follow these fields, lowest first: bit n is node n. */
-typedef struct ClaTreeRow {
-  int context_begin; /* position of the first key that it sees before the tree */
-  int tree_begin;    /* position of node 0 */
-} ClaTreeRow;
+/* Which keys between begin and end a row sees: before its tree the kept ones, which come first, and
+   those from context_begin on; of the tree the nodes whose bits are set. The bits follow these
+   fields, lowest first: bit n is node n. */
+typedef struct ClaGapRow {
+  int context_begin;
+  int kept_end;   /* one past the last kept key; 0: none are kept */
+  int tree_begin; /* position of node 0; without a tree, one past the last key */
+} ClaGapRow;
 
 #define CLA_LISTED (-2147483647 - 1) /* positions, which follow from lengths, are far above */
 #define CLA_IS_LISTED(q_pos) ((q_pos) < CLA_LISTED / 2)

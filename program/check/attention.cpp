@@ -76,6 +76,7 @@ Change all_options(KernelFamily family) {
 Change lists(KernelFamily family) {
   return [family](AttentionConfig& config) {
     config.use_spans = config.use_directions = config.use_first_keys = true;
+    config.use_keep_keys = true;
     config.span_rule = SpanRule::kClipBoth;
     config.sliding_window = 33;
     config.kernel_family = family;
@@ -120,10 +121,10 @@ std::vector<Option> options() {
       {"all options, family gpu", all_options(KernelFamily::kGpu), true},
       {"all options, family ptx", all_options(KernelFamily::kGpuPtx), true},
       {"all options, family matrix", all_options(KernelFamily::kGpuMatrix), true},
-      {"spans, directions, first keys, family cpu", lists(KernelFamily::kCpu), true},
-      {"spans, directions, first keys, family gpu", lists(KernelFamily::kGpu), true},
-      {"spans, directions, first keys, family ptx", lists(KernelFamily::kGpuPtx), true},
-      {"spans, directions, first keys, family matrix", lists(KernelFamily::kGpuMatrix), true},
+      {"lists of a batch, family cpu", lists(KernelFamily::kCpu), true},
+      {"lists of a batch, family gpu", lists(KernelFamily::kGpu), true},
+      {"lists of a batch, family ptx", lists(KernelFamily::kGpuPtx), true},
+      {"lists of a batch, family matrix", lists(KernelFamily::kGpuMatrix), true},
   };
   all.insert(all.end(), std::begin(others), std::end(others));
   return all;
@@ -134,10 +135,10 @@ std::vector<Option> options() {
 std::vector<BatchFamily> option_batches() {
   const std::vector<RequestShape> requests = {
       {1, 1, Direction::kCanvas},
-      {1, 130, Direction::kCausal, 17},
-      {4, 65, Direction::kCanvas, 0, {{0, 7}, {60, 64}}},
-      {35, 205, Direction::kBothWays, 180, {{150, 178}, {190, 900}}},
-      {19, 19, Direction::kCausal, 3, {{2, 9}, {9, 15}}}};
+      {1, 130, Direction::kCausal, 17, 40},
+      {4, 65, Direction::kCanvas, 0, 5, {{0, 7}, {60, 64}}},
+      {35, 205, Direction::kBothWays, 180, 0, {{150, 178}, {190, 900}}},
+      {19, 19, Direction::kCausal, 3, 4, {{2, 9}, {9, 15}}}};
   return {{"unsplit", requests, 1}, {"3 splits", requests, 3, true, true}};
 }
 

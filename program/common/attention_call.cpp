@@ -159,6 +159,7 @@ CommonAttentionMetadata BatchArrays::metadata() const {
   batch.span_start_loc = span_start_loc;
   batch.spans = spans;
   batch.first_keys = first_keys;
+  batch.keep_keys = keep_keys;
   batch.tree_start_loc = tree_start_loc;
   batch.tree_parents = tree_parents;
   return batch;
@@ -177,6 +178,7 @@ void BatchArrays::list(std::span<const RequestShape> requests, const AttentionCo
   for (const RequestShape& request : requests) {
     if (config.use_directions) direction.push_back(request.direction);
     if (config.use_first_keys) first_keys.push_back(request.first_key);
+    if (config.use_keep_keys) keep_keys.push_back(request.keep_keys);
     for (const KeySpan& span : request.spans) spans.insert(spans.end(), {span.first, span.end});
     span_start_loc.push_back(static_cast<std::int32_t>(spans.size() / 2));
     tree_parents.insert(tree_parents.end(), request.parents.begin(), request.parents.end());
@@ -226,6 +228,7 @@ void put_lists(const AttentionCall& call, oracle::AttentionCase& result) {
   for (const Direction each : call.direction)
     result.looks.push_back(static_cast<oracle::Looks>(each));
   result.first_keys = call.first_keys;
+  result.keep_keys = call.keep_keys;
   result.span_cut = static_cast<oracle::SpanCut>(call.config.span_rule);
   for (std::size_t r = 0; r + 1 < call.tree_start_loc.size(); ++r)
     result.tree_parents.emplace_back(call.tree_parents.begin() + call.tree_start_loc[r],

@@ -37,11 +37,12 @@ struct KeySpan {
 };
 
 /// Query and sequence length of one request, and what it says of its keys beyond them to layers
-/// that look at it (use_directions, use_first_keys, use_spans, use_trees).
+/// that look at it (use_directions, use_first_keys, use_keep_keys, use_spans, use_trees).
 struct RequestShape {
   std::int32_t query_len, seq_len;
   Direction direction = Direction::kCausal;
   std::int32_t first_key = 0;
+  std::int32_t keep_keys = 0;
   std::vector<KeySpan> spans = {};
   std::vector<std::int32_t> parents = {};  ///< of the newest tokens, drafts in a tree
 };
@@ -51,7 +52,8 @@ struct BatchArrays {
   std::vector<std::int32_t> query_start_loc, seq_lens, block_table;
   std::int64_t max_blocks = 0;
   std::vector<Direction> direction;
-  std::vector<std::int32_t> span_start_loc, spans, first_keys, tree_start_loc, tree_parents;
+  std::vector<std::int32_t> span_start_loc, spans, first_keys, keep_keys, tree_start_loc,
+      tree_parents;
 
   /// Makes the lists that a layer takes. Spans are given to those without use_spans, too, which
   /// ignore them.

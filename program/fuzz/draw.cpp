@@ -109,6 +109,8 @@ void draw_lists(Dice& dice, const AttentionConfig& config, RequestShape& request
   if (config.use_directions) request.direction = dice.pick(kDirections);
   if (config.use_first_keys && dice.percent(60))
     request.first_key = draw_length(dice, request.seq_len);
+  if (config.use_keep_keys && dice.percent(70))
+    request.keep_keys = draw_length(dice, request.seq_len);
   if (config.use_trees && dice.percent(50)) {
     request.direction = Direction::kCausal;
     request.parents = draw_tree(dice, request);
@@ -178,6 +180,7 @@ void draw_list_options(Dice& dice, AttentionConfig& config) {
   config.use_spans = dice.percent(chance);
   config.use_directions = dice.percent(chance);
   config.use_first_keys = dice.percent(chance);
+  config.use_keep_keys = dice.percent(chance);
   config.use_trees = dice.percent(20);
   config.span_rule = dice.pick(kRules);
   if (dice.percent(50)) config.window_left = draw_length(dice, dice.between(1, 70)) - 1;

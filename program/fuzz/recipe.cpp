@@ -72,6 +72,7 @@ std::string words_of(const RequestShape& request) {
   if (request.direction == Direction::kBothWays) text += " both ways";
   if (request.direction == Direction::kCanvas) text += " as a canvas";
   if (request.first_key > 0) text += fmt::format(" from key {}", request.first_key);
+  if (request.keep_keys > 0) text += fmt::format(" keeping {}", request.keep_keys);
   for (const KeySpan& span : request.spans)
     text += fmt::format(" span {}-{}", span.first, span.end);
   if (!request.parents.empty()) text += fmt::format(" tree of {}", fmt::join(request.parents, ","));
@@ -91,6 +92,11 @@ void fit_tree(const AttentionConfig& config, std::int32_t keys, RequestShape& re
   request.spans.clear();
 }
 
+/// Whether a window or chunks hide keys to the left.
+bool hides_first_keys(const AttentionConfig& config) {
+  return config.sliding_window > 0 || config.window_left >= 0 || config.attention_chunk_size > 0;
+}
+
 /// Clears the lists that the layer does not take, and makes the others fit the lengths.
 void normalise_lists(Recipe& recipe) {
   AttentionConfig& config = recipe.config;
@@ -98,12 +104,14 @@ void normalise_lists(Recipe& recipe) {
                         config.attn_type == AttentionType::kEncoderOnly;
   const bool takes = recipe.order == CacheOrder::kPages && own_keys;
   for (bool AttentionConfig::*use : {&AttentionConfig::use_spans, &AttentionConfig::use_directions,
-                                     &AttentionConfig::use_first_keys, &AttentionConfig::use_trees})
+                                     &AttentionConfig::use_first_keys,
+                                     &AttentionConfig::use_keep_keys, &AttentionConfig::use_trees})
     config.*use = takes && config.*use;
   config.use_trees = config.use_trees && config.alibi_slopes.empty();
   if (!config.use_spans) config.span_rule = SpanRule::kWhole;
-  bool lists =
-      config.use_spans || config.use_directions || config.use_first_keys || config.use_trees;
+  config.use_keep_keys = config.use_keep_keys && hides_first_keys(config);
+  bool lists = config.use_spans || config.use_directions || config.use_first_keys ||
+               config.use_keep_keys || config.use_trees;
   for (RequestShape& request : recipe.batch.requests) {
     if (!takes) request.spans.clear();
     if (!config.use_directions) request.direction = Direction::kCausal;
@@ -111,6 +119,7 @@ void normalise_lists(Recipe& recipe) {
     fit_tree(config, keys, request);
     const auto nodes = static_cast<std::int32_t>(request.parents.size());
     request.first_key = config.use_first_keys ? std::min(request.first_key, keys - nodes) : 0;
+    request.keep_keys = config.use_keep_keys ? std::min(request.keep_keys, keys - nodes) : 0;
     lists = lists || !request.spans.empty();
   }
   if (config.use_directions || config.use_trees) recipe.batch.causal = true;

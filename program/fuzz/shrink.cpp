@@ -47,6 +47,7 @@ constexpr Change kChanges[] = {
     [](Recipe& r) { return set(r.config.use_spans, false); },
     [](Recipe& r) { return set(r.config.use_directions, false); },
     [](Recipe& r) { return set(r.config.use_first_keys, false); },
+    [](Recipe& r) { return set(r.config.use_keep_keys, false); },
     [](Recipe& r) { return set(r.config.use_trees, false); },
     [](Recipe& r) { return set(r.config.span_rule, SpanRule::kWhole); },
     [](Recipe& r) { return !r.backend.empty() && (r.backend.clear(), true); },
@@ -94,16 +95,19 @@ void add_changed(const Recipe& recipe, std::size_t r, std::vector<Recipe>& resul
   change(result.back().batch.requests[r]);
 }
 
-/// Fewer and shorter spans of a request, an earlier first key, and none of what it says.
+/// Fewer and shorter spans of a request, an earlier first key, fewer kept ones, and none of what it
+/// says.
 void add_simpler_lists(const Recipe& recipe, std::size_t r, std::vector<Recipe>& result) {
   const RequestShape& request = recipe.batch.requests[r];
   const auto add = [&](auto change) { add_changed(recipe, r, result, change); };
   if (request.direction != Direction::kCausal)
     add([](RequestShape& q) { q.direction = Direction::kCausal; });
-  if (request.first_key > 0) {
-    add([](RequestShape& q) { q.first_key = 0; });
-    add([](RequestShape& q) { q.first_key /= 2; });
-    add([](RequestShape& q) { --q.first_key; });
+  for (std::int32_t RequestShape::*const keys :
+       {&RequestShape::first_key, &RequestShape::keep_keys}) {
+    if (request.*keys == 0) continue;
+    add([keys](RequestShape& q) { q.*keys = 0; });
+    add([keys](RequestShape& q) { q.*keys /= 2; });
+    add([keys](RequestShape& q) { --(q.*keys); });
   }
   if (!request.parents.empty()) add([](RequestShape& q) { q.parents.clear(); });
   if (!request.spans.empty()) add([](RequestShape& q) { q.spans.clear(); });

@@ -212,6 +212,18 @@ void read_trees(const CaseFile& file, AttentionCall& call) {
   }
 }
 
+/// A position or a number of keys for each request.
+std::vector<std::int32_t> read_keys(const CaseFile& file, const char* name,
+                                    const AttentionCall& call) {
+  std::vector<std::int32_t> keys = file.indices32(name, {call.num_reqs()});
+  for (std::size_t r = 0; r < keys.size(); ++r) {
+    throw_invalid_if(keys[r] < 0 || keys[r] > call.seq_lens[r],
+                     "{}.npy: entry {} is {}; expected an integer in [0, {}], its seq_lens", name,
+                     r, keys[r], call.seq_lens[r]);
+  }
+  return keys;
+}
+
 /// What the batch says of its requests beyond lengths.
 void read_lists(const CaseFile& file, AttentionCall& call) {
   if (call.config.use_directions) call.direction = read_directions(file, call.num_reqs());
@@ -219,13 +231,8 @@ void read_lists(const CaseFile& file, AttentionCall& call) {
                    "spans.npy, span_start_loc.npy: expected both or neither");
   if (file.has_array("spans")) read_spans(file, call);
   if (call.config.use_trees) read_trees(file, call);
-  if (!call.config.use_first_keys) return;
-  call.first_keys = file.indices32("first_keys", {call.num_reqs()});
-  for (std::size_t r = 0; r < call.first_keys.size(); ++r) {
-    throw_invalid_if(call.first_keys[r] < 0 || call.first_keys[r] > call.seq_lens[r],
-                     "first_keys.npy: entry {} is {}; expected an integer in [0, {}], its seq_lens",
-                     r, call.first_keys[r], call.seq_lens[r]);
-  }
+  if (call.config.use_first_keys) call.first_keys = read_keys(file, "first_keys", call);
+  if (call.config.use_keep_keys) call.keep_keys = read_keys(file, "keep_keys", call);
 }
 
 void read_arrays(const CaseFile& file, AttentionCall& call) {

@@ -65,6 +65,7 @@ void add_batch(CaseOutputs& files, const BatchArrays& batch, bool paged) {
 void add_lists(CaseOutputs& files, const AttentionCall& call) {
   if (!call.direction.empty()) files.add_values("direction", call.direction);
   if (!call.first_keys.empty()) files.add_values("first_keys", call.first_keys);
+  if (!call.keep_keys.empty()) files.add_values("keep_keys", call.keep_keys);
   if (call.config.use_trees) {
     files.add_values("tree_start_loc", call.tree_start_loc);
     files.add_values("tree_parents", call.tree_parents);

@@ -52,6 +52,8 @@ CASES = [
          said=[reference.Request(spans=request.spans) for request in _SAID]),
     Case("directions", MIXED, {"use_directions": True, "use_first_keys": True, "use_spans": True,
                                "window_left": 20, "span_rule": "clip_left"}, said=_SAID),
+    Case("kept keys", MIXED, {"use_keep_keys": True, "sliding_window": 24},
+         said=[reference.Request(keep_keys=4 * at) for at in range(len(MIXED))]),
     Case("trees", TREES, {"use_trees": True, "sliding_window": 24}, said=[
         reference.Request(parents=[-1, 0, 0, 1, 1, 3, -1]),
         reference.Request(parents=[-1, 0, 0, 2, 2]),
@@ -98,6 +100,8 @@ def lists_of(said: list[reference.Request]) -> dict[str, list]:
         lists["span_start_loc"] = [0, *ends.tolist()]
     if any(request.first_key for request in said):
         lists["first_keys"] = [request.first_key for request in said]
+    if any(request.keep_keys for request in said):
+        lists["keep_keys"] = [request.keep_keys for request in said]
     if any(request.parents for request in said):
         lists["tree_parents"] = [node for request in said for node in request.parents]
         ends = np.cumsum([len(request.parents) for request in said])

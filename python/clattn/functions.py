@@ -156,6 +156,7 @@ def attention(
     span_start_loc: Any = None,
     spans: Any = None,
     first_keys: Any = None,
+    keep_keys: Any = None,
     tree_start_loc: Any = None,
     tree_parents: Any = None,
     out: Any = None,
@@ -184,11 +185,12 @@ def attention(
     left window of the first new token (a canvas). spans [number, 2]: first position and one past
     the last of tokens that see one another, such as an image's; sequence s has the rows
     span_start_loc[s] to span_start_loc[s + 1] - 1; the option span_rule says how a window cuts
-    them. first_keys [sequences]: the first position that holds a key. tree_parents [nodes]: the
+    them. first_keys [sequences]: the first position that holds a key. keep_keys [sequences]: how
+    many first keys neither the window's left side nor chunks hide. tree_parents [nodes]: the
     newest tokens of sequence s are drafts in a tree, the elements tree_start_loc[s] to
     tree_start_loc[s + 1] - 1; each has the number of an earlier one, from 0 in its tree, or -1 (a
     root). CommonAttentionMetadata has all of them, too; what is given here sets the options
-    use_directions, use_spans, use_first_keys and use_trees.
+    use_directions, use_spans, use_first_keys, use_keep_keys and use_trees.
 
     Returns out (allocated like q if None), and with return_lse or lse also the log of the softmax
     denominators, f32: lse_layout "tokens" is [tokens, num_heads], "heads" [num_heads, tokens];
@@ -232,6 +234,7 @@ def attention(
         span_start_loc=span_start_loc,
         spans=spans,
         first_keys=first_keys,
+        keep_keys=keep_keys,
         tree_start_loc=tree_start_loc,
         tree_parents=tree_parents,
         out=out,
@@ -261,6 +264,7 @@ def paged_attention(
     span_start_loc: Any = None,
     spans: Any = None,
     first_keys: Any = None,
+    keep_keys: Any = None,
     tree_start_loc: Any = None,
     tree_parents: Any = None,
     out: Any = None,
@@ -323,6 +327,7 @@ def paged_attention(
         span_start_loc=span_start_loc,
         spans=spans,
         first_keys=first_keys,
+        keep_keys=keep_keys,
         tree_start_loc=tree_start_loc,
         tree_parents=tree_parents,
         out=out,

@@ -92,6 +92,7 @@ class Request:
     direction: int | None = None  #: None = as Options.causal says
     spans: list[tuple[int, int]] = field(default_factory=list)  #: first position, one past the last
     first_key: int = 0
+    keep_keys: int = 0
     parents: list[int] = field(default_factory=list)  #: of the newest tokens, drafts in a tree
 
 
@@ -100,7 +101,7 @@ def _visible_in_tree(
 ) -> np.ndarray:
     """[tokens, keys]: each draft sees what the last token of the sequence to it would see."""
     before = keys - len(request.parents)
-    alone = Request(first_key=request.first_key)
+    alone = Request(first_key=request.first_key, keep_keys=request.keep_keys)
     seen = np.zeros((tokens, keys), bool)
     for row in range(tokens):
         path, node = [], len(request.parents) - tokens + row
@@ -144,7 +145,7 @@ def _visible(
             ahead = ahead | in_span
         elif options.span_rule == "clip_both":
             ahead = ahead | (in_span & in_right)
-    seen = in_left & ahead & in_chunk & ahead_in_chunk
+    seen = ((in_left & in_chunk) | (key < request.keep_keys)) & ahead & ahead_in_chunk
     if options.span_rule == "whole":
         seen = seen | in_span
     return seen & (key >= request.first_key)

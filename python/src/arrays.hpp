@@ -60,11 +60,12 @@ struct RequestLists {
   std::optional<Int32s> span_start_loc;
   std::optional<Values<std::int32_t, 2>> spans;
   std::optional<Int32s> first_keys;
+  std::optional<Int32s> keep_keys;
   std::optional<Int32s> tree_start_loc;
   std::optional<Int32s> tree_parents;
 
   RequestLists(nb::handle directions, nb::handle span_starts, nb::handle rows, nb::handle firsts,
-               nb::handle tree_starts, nb::handle parents);
+               nb::handle keeps, nb::handle tree_starts, nb::handle parents);
   /// To a struct of C++, which has the fields under the same names. The arrays stay here.
   template <typename Struct>
   void give(Struct& taken) const {
@@ -74,6 +75,7 @@ struct RequestLists {
     taken.span_start_loc = span_of(span_start_loc);
     taken.spans = span_of(spans);
     taken.first_keys = span_of(first_keys);
+    taken.keep_keys = span_of(keep_keys);
     taken.tree_start_loc = span_of(tree_start_loc);
     taken.tree_parents = span_of(tree_parents);
   }

@@ -35,15 +35,15 @@ Event attend(const Context& context, const Queue& queue, const AttentionConfig& 
              nb::handle output, nb::handle query_start_loc, nb::handle key_start_loc,
              nb::handle seq_lens, nb::handle block_table, nb::handle page_start_loc, bool causal,
              nb::handle direction, nb::handle span_start_loc, nb::handle spans,
-             nb::handle first_keys, nb::handle tree_start_loc, nb::handle tree_parents,
-             nb::handle lse, std::string_view lse_layout, std::string_view lse_base,
-             nb::handle mask, bool packed_mask, nb::handle output_fp8, nb::handle output_scale,
-             bool shares_cache) {
+             nb::handle first_keys, nb::handle keep_keys, nb::handle tree_start_loc,
+             nb::handle tree_parents, nb::handle lse, std::string_view lse_layout,
+             std::string_view lse_base, nb::handle mask, bool packed_mask, nb::handle output_fp8,
+             nb::handle output_scale, bool shares_cache) {
   const auto starts = numbers<std::int32_t>(query_start_loc, "query_start_loc");
   const auto key_starts = optional_numbers<std::int32_t>(key_start_loc, "key_start_loc");
   const auto lengths = optional_numbers<std::int32_t>(seq_lens, "seq_lens");
   const auto lists = optional_numbers<std::int32_t>(page_start_loc, "page_start_loc");
-  const RequestLists told(direction, span_start_loc, spans, first_keys, tree_start_loc,
+  const RequestLists told(direction, span_start_loc, spans, first_keys, keep_keys, tree_start_loc,
                           tree_parents);
   std::optional<Values<std::int32_t, 2>> rows;
   std::optional<Int32s> pages;
@@ -96,9 +96,10 @@ void bind_functions(nb::module_& module) {
              "key"_a.none(), "value"_a.none(), "output"_a, "query_start_loc"_a,
              "key_start_loc"_a.none(), "seq_lens"_a.none(), "block_table"_a.none(),
              "page_start_loc"_a.none(), "causal"_a, "direction"_a.none(), "span_start_loc"_a.none(),
-             "spans"_a.none(), "first_keys"_a.none(), "tree_start_loc"_a.none(),
-             "tree_parents"_a.none(), "lse"_a.none(), "lse_layout"_a, "lse_base"_a, "mask"_a.none(),
-             "packed_mask"_a, "output_fp8"_a.none(), "output_scale"_a.none(), "shares_cache"_a);
+             "spans"_a.none(), "first_keys"_a.none(), "keep_keys"_a.none(),
+             "tree_start_loc"_a.none(), "tree_parents"_a.none(), "lse"_a.none(), "lse_layout"_a,
+             "lse_base"_a, "mask"_a.none(), "packed_mask"_a, "output_fp8"_a.none(),
+             "output_scale"_a.none(), "shares_cache"_a);
   module.def(
       "clear_attention_functions", [] { without_gil([] { clear_attention_functions(); }); },
       "Frees the kernels and memory that attention() and paged_attention() keep.");

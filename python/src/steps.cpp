@@ -9,9 +9,10 @@ namespace {
 void make_batch(Batch* self, nb::handle query_start_loc, nb::handle seq_lens, nb::handle table,
                 nb::handle slots, nb::handle key_start_loc, nb::handle num_computed_tokens,
                 std::optional<bool> causal, nb::handle direction, nb::handle span_start_loc,
-                nb::handle spans, nb::handle first_keys, nb::handle tree_start_loc,
-                nb::handle tree_parents, std::int32_t max_query_len, std::int32_t max_seq_len,
-                std::int32_t graph_pad_size, std::optional<std::int32_t> num_actual_tokens) {
+                nb::handle spans, nb::handle first_keys, nb::handle keep_keys,
+                nb::handle tree_start_loc, nb::handle tree_parents, std::int32_t max_query_len,
+                std::int32_t max_seq_len, std::int32_t graph_pad_size,
+                std::optional<std::int32_t> num_actual_tokens) {
   Batch batch;
   CommonAttentionMetadata& common = batch.common;
   common.query_start_loc = batch.keep(numbers<std::int32_t>(query_start_loc, "query_start_loc"));
@@ -36,8 +37,8 @@ void make_batch(Batch* self, nb::handle query_start_loc, nb::handle seq_lens, nb
   common.key_start_loc = batch.keep<std::int32_t>(key_start_loc, "key_start_loc");
   common.num_computed_tokens = batch.keep<std::int32_t>(num_computed_tokens, "num_computed_tokens");
   common.causal = causal;
-  batch.keep(
-      RequestLists(direction, span_start_loc, spans, first_keys, tree_start_loc, tree_parents));
+  batch.keep(RequestLists(direction, span_start_loc, spans, first_keys, keep_keys, tree_start_loc,
+                          tree_parents));
   common.max_query_len = max_query_len;
   common.max_seq_len = max_seq_len;
   common.graph_pad_size = graph_pad_size;
@@ -65,7 +66,7 @@ void bind_batch(nb::module_& module) {
            nb::kw_only(), "slot_mapping"_a = nb::none(), "key_start_loc"_a = nb::none(),
            "num_computed_tokens"_a = nb::none(), "causal"_a = nb::none(),
            "direction"_a = nb::none(), "span_start_loc"_a = nb::none(), "spans"_a = nb::none(),
-           "first_keys"_a = nb::none(), "tree_start_loc"_a = nb::none(),
+           "first_keys"_a = nb::none(), "keep_keys"_a = nb::none(), "tree_start_loc"_a = nb::none(),
            "tree_parents"_a = nb::none(), "max_query_len"_a = 0, "max_seq_len"_a = 0,
            "graph_pad_size"_a = 0, "num_actual_tokens"_a = nb::none(),
            "query_start_loc [num_reqs + 1]: prefix sums of the query lengths. seq_lens\n"
@@ -77,8 +78,10 @@ void bind_batch(nb::module_& module) {
            "spans [number, 2]: first position and one past the last of tokens that see one\n"
            "another, such as an image's; request r has the rows span_start_loc[r] to\n"
            "span_start_loc[r + 1] - 1; of layers with use_spans. first_keys [num_reqs]: the first\n"
-           "position that holds a key; of layers with use_first_keys. tree_parents [nodes]: the\n"
-           "newest tokens of request r are drafts in a tree, the elements tree_start_loc[r] to\n"
+           "position that holds a key; of layers with use_first_keys. keep_keys [num_reqs]: how\n"
+           "many first keys neither the window's left side nor chunks hide; of layers with\n"
+           "use_keep_keys. tree_parents [nodes]: the newest tokens of request r are drafts in a "
+           "tree, the elements tree_start_loc[r] to\n"
            "tree_start_loc[r + 1] - 1; each has the number of an earlier one, from 0 in its tree,\n"
            "or -1 (a root); of layers with use_trees.\n"
            "Lists, or arrays of integers; those that are int32 (slots: int64) are not copied.")
@@ -89,6 +92,7 @@ void bind_batch(nb::module_& module) {
       .def_prop_ro("key_start_loc", &field_of<&C::key_start_loc>)
       .def_prop_ro("span_start_loc", &field_of<&C::span_start_loc>)
       .def_prop_ro("first_keys", &field_of<&C::first_keys>)
+      .def_prop_ro("keep_keys", &field_of<&C::keep_keys>)
       .def_prop_ro("tree_start_loc", &field_of<&C::tree_start_loc>)
       .def_prop_ro("tree_parents", &field_of<&C::tree_parents>)
       .def_prop_ro(

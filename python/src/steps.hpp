@@ -28,6 +28,7 @@ struct Batch {
     own(lists.span_start_loc);
     own(lists.spans);
     own(lists.first_keys);
+    own(lists.keep_keys);
     own(lists.tree_start_loc);
     own(lists.tree_parents);
   }

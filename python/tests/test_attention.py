@@ -40,11 +40,19 @@ def test_first_keys_may_hide_all(context, queue):
     assert result.passed, result
 
 
+def test_keep_keys_escape_the_window(context, queue):
+    said = [reference.Request(keep_keys=keys) for keys in (5, 18, 0, 155)]
+    options = {"use_keep_keys": True, "sliding_window": 9}
+    result = checks.run(context, queue, checks.Case("", checks.MIXED, options, said=said))
+    assert result.passed, result
+
+
 def test_layers_refuse_what_they_do_not_look_at(context, queue):
     layer = checks.Layer(context, queue, checks.Case("", [(2, 2)]))
     for given, text in (
         ({"direction": [0]}, "direction holds 1 elements, legal without use_directions: none"),
         ({"first_keys": [1]}, "first_keys holds 1 elements, legal without use_first_keys: none"),
+        ({"keep_keys": [1]}, "keep_keys holds 1 elements, legal without use_keep_keys: none"),
         ({"spans": [(1, 0)], "span_start_loc": [0, 1]}, "request 0: spans.0. is 1 … 0, legal"),
         ({"spans": [(0, 1)]}, "span_start_loc holds 0 elements, legal: 2"),
     ):

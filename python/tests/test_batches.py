@@ -35,12 +35,15 @@ def test_what_is_said_of_requests_is_taken_and_shown():
         "span_start_loc": [0, 0, 2],
         "spans": [(0, 2), (2, 3)],
         "first_keys": np.array([4, 0]),
+        "keep_keys": [5, 0],
     }
     made = batch([1, 3], [9, 3], **said)
     assert made.direction.tolist() == [2, 1] and made.spans.tolist() == [[0, 2], [2, 3]]
     assert lists(made.span_start_loc, made.first_keys) == [[0, 0, 2], [4, 0]]
+    assert made.keep_keys.tolist() == [5, 0]
     plain = batch([1, 3], [9, 3], spans=[], span_start_loc=[0, 0, 0])
     assert plain.direction.size == plain.spans.size == plain.first_keys.size == 0
+    assert plain.keep_keys.size == 0
     assert made.causal is None
 
 

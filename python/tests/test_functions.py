@@ -59,14 +59,15 @@ def test_contiguous_keys(ragged, options):
 
 
 SAID = [
-    reference.Request(reference.CAUSAL, [(1, 4)]),
-    reference.Request(reference.BOTH_WAYS, [(50, 70)], 31),
+    reference.Request(reference.CAUSAL, [(1, 4)], 0, 2),
+    reference.Request(reference.BOTH_WAYS, [(50, 70)], 31, 40),
     reference.Request(reference.CANVAS, [], 8),
-    reference.Request(reference.CAUSAL, [(10, 16), (16, 30)], 15),
+    reference.Request(reference.CAUSAL, [(10, 16), (16, 30)], 15, 3),
 ]
 DIRECTIONS = {"direction": [1, 0, 2, 1]}
 SPANS = {"span_start_loc": [0, 1, 2, 2, 4], "spans": [(1, 4), (50, 70), (10, 16), (16, 30)]}
 FIRST_KEYS = {"first_keys": [0, 31, 8, 15]}
+KEEP_KEYS = {"keep_keys": [2, 40, 0, 3]}
 
 
 @pytest.mark.parametrize(
@@ -77,9 +78,13 @@ FIRST_KEYS = {"first_keys": [0, 31, 8, 15]}
         (SPANS, {"sliding_window": 3, "span_rule": "clip_left"}),
         (SPANS, {"sliding_window": 3, "span_rule": "clip_both", "use_spans": False}),
         (FIRST_KEYS, {}),
-        (DIRECTIONS | SPANS | FIRST_KEYS, {"window_left": 6, "sinks": [0.0, 1.0, -2.0, 3.0]}),
+        (KEEP_KEYS, {"sliding_window": 3}),
+        (
+            DIRECTIONS | SPANS | FIRST_KEYS | KEEP_KEYS,
+            {"window_left": 6, "sinks": [0.0, 1.0, -2.0, 3.0]},
+        ),
     ],
-    ids=["directions", "whole", "clip left", "clip both", "first keys", "all"],
+    ids=["directions", "whole", "clip left", "clip both", "first keys", "kept keys", "all"],
 )
 def test_what_is_said_of_sequences(ragged, given, options):
     said = [
@@ -87,6 +92,7 @@ def test_what_is_said_of_sequences(ragged, given, options):
             request.direction if "direction" in given else None,
             request.spans if "spans" in given else [],
             request.first_key if "first_keys" in given else 0,
+            request.keep_keys if "keep_keys" in given else 0,
         )
         for request in SAID
     ]
@@ -238,6 +244,7 @@ def test_device_memory(context, queue, rows):
         ({"spans": [(0, 1, 2)]}, "spans: rows of 3, legal: rows of 2"),
         ({"spans": [(0, 2)], "span_start_loc": [0, 2]}, "span_start_loc.1. is 2, legal: 0 … 1"),
         ({"first_keys": [3]}, "request 0: first_keys is 3, legal: 0 … 2"),
+        ({"keep_keys": [3], "window_left": 1}, "request 0: keep_keys is 3, legal: 0 … 2"),
         ({"out": np.ones((2, 4, 32), np.float16)}, "out: element type is float16"),
         ({"device": "cpu", "queue": (None, None)}, "device: 'cpu', legal with queue: none"),
         ({"num_splits": 4}, "no field 'num_splits'"),

@@ -245,6 +245,7 @@ void take_lists(const AttentionArguments& call, AttentionConfig& config,
   batch.span_start_loc = call.span_start_loc;
   batch.spans = call.spans;
   batch.first_keys = call.first_keys;
+  batch.keep_keys = call.keep_keys;
   batch.tree_start_loc = call.tree_start_loc;
   batch.tree_parents = call.tree_parents;
   throw_invalid_if(!call.direction.empty() && !call.causal,
@@ -253,6 +254,7 @@ void take_lists(const AttentionArguments& call, AttentionConfig& config,
   if (!config.use_directions) batch.causal = call.causal;
   config.use_spans |= !call.span_start_loc.empty() || !call.spans.empty();
   config.use_first_keys |= !call.first_keys.empty();
+  config.use_keep_keys |= !call.keep_keys.empty();
   config.use_trees |= !call.tree_start_loc.empty() || !call.tree_parents.empty();
 }
 

@@ -125,6 +125,7 @@ void take_lists(const Given& given, std::size_t count, const char* name, Taken& 
   if (given.direction != nullptr)
     taken.direction = {reinterpret_cast<const Direction*>(given.direction), count};
   if (given.first_keys != nullptr) taken.first_keys = {given.first_keys, count};
+  if (given.keep_keys != nullptr) taken.keep_keys = {given.keep_keys, count};
   const auto take = [&](const char* list, const std::int32_t* starts, const char* field,
                         const std::int32_t* values, std::size_t width, auto& taken_starts,
                         auto& taken_values) {

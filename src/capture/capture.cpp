@@ -105,6 +105,8 @@ void add_lists(const NewCase& made, const CapturedAttention& call) {
     made.add_values("direction", batch.direction);
   if (call.config.use_first_keys && !batch.first_keys.empty())
     made.add_values("first_keys", batch.first_keys);
+  if (call.config.use_keep_keys && !batch.keep_keys.empty())
+    made.add_values("keep_keys", batch.keep_keys);
   if (call.config.use_trees && !batch.tree_start_loc.empty()) {
     made.add_values("tree_start_loc", batch.tree_start_loc);
     made.add_values("tree_parents", batch.tree_parents);

@@ -58,7 +58,7 @@ struct BatchRecord {
   std::span<const std::int32_t> pages_at, pages;
   LengthSource device_lens = {};  ///< if not null, what counts: seq_lens are their bounds
   std::span<const Direction> direction = {};  ///< these as CommonAttentionMetadata has them
-  std::span<const std::int32_t> span_start_loc = {}, spans = {}, first_keys = {};
+  std::span<const std::int32_t> span_start_loc = {}, spans = {}, first_keys = {}, keep_keys = {};
   std::span<const std::int32_t> tree_start_loc = {}, tree_parents = {};
 };
 

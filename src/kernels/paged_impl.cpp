@@ -209,8 +209,8 @@ class PagedAttentionImpl final : public AttentionImpl {
     const bool lists = lists_.any() || step.lists.any();
     throw_invalid_if(lists && !(lists_ == step.lists && window_ == step.window),
                      "attn_metadata: planned for another window, span_rule, use_spans, "
-                     "use_directions, use_first_keys or use_trees than this layer's; legal: a "
-                     "builder with the layer's own");
+                     "use_directions, use_first_keys, use_keep_keys or use_trees than this "
+                     "layer's; legal: a builder with the layer's own");
     throw_invalid_if(
         !causal_ && step.causal != 0,
         "attn_metadata: planned for causal attention; legal: a builder with attn_type {}",

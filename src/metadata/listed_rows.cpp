@@ -1,6 +1,7 @@
 #include "metadata/listed_rows.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -91,9 +92,12 @@ void check_tree(const CommonAttentionMetadata& batch, std::size_t r,
   throw_invalid_if(
       !batch.span_start_loc.empty() && batch.span_start_loc[r] != batch.span_start_loc[r + 1],
       "request {}: it has a tree and spans, legal: one of both", r);
-  throw_invalid_if(!batch.first_keys.empty() && batch.first_keys[r] > batch.seq_lens[r] - nodes,
-                   "request {}: first_keys is {}, legal with its tree: 0 … {}", r,
-                   batch.first_keys[r], batch.seq_lens[r] - nodes);
+  const std::pair<std::string_view, std::span<const std::int32_t>> keys[] = {
+      {"first_keys", batch.first_keys}, {"keep_keys", batch.keep_keys}};
+  for (const auto& [field, list] : keys)
+    throw_invalid_if(!list.empty() && list[r] > batch.seq_lens[r] - nodes,
+                     "request {}: {} is {}, legal with its tree: 0 … {}", r, field, list[r],
+                     batch.seq_lens[r] - nodes);
 }
 
 void check_trees(const CommonAttentionMetadata& batch) {
@@ -112,13 +116,55 @@ void check_trees(const CommonAttentionMetadata& batch) {
               "the last of tree_start_loc");
 }
 
-void check_first_keys(const CommonAttentionMetadata& batch) {
-  check_count("first_keys", batch.first_keys.size(), batch.num_reqs, "num_reqs");
-  for (std::size_t r = 0; r < batch.first_keys.size(); ++r) {
-    throw_invalid_if(batch.first_keys[r] < 0 || batch.first_keys[r] > batch.seq_lens[r],
-                     "request {}: first_keys is {}, legal: 0 … {} (seq_lens)", r,
-                     batch.first_keys[r], batch.seq_lens[r]);
+/// A number of keys or the position of one for each request.
+void check_keys(const CommonAttentionMetadata& batch, std::string_view field,
+                std::span<const std::int32_t> list) {
+  check_count(field, list.size(), batch.num_reqs, "num_reqs");
+  for (std::size_t r = 0; r < list.size(); ++r) {
+    throw_invalid_if(list[r] < 0 || list[r] > batch.seq_lens[r],
+                     "request {}: {} is {}, legal: 0 … {} (seq_lens)", r, field, list[r],
+                     batch.seq_lens[r]);
   }
+}
+
+/// What the query at a position sees behind the kept keys: its end, and the key with which it
+/// begins; the request's first one if no gap lies between.
+ClaListedRow row_behind_gap(const PlannerConfig& config, const RequestRows& request,
+                            std::int32_t position) {
+  const DraftTree& tree = request.tree;
+  ClaListedRow row;
+  if (tree.empty()) {
+    row = listed_row(config.window, config.lists.span_rule, request, position);
+  } else {
+    const TreeSight sight =
+        tree_sight(config.window, tree, position - tree.begin, request.first_key);
+    row = {sight.context_begin, position + 1, sight.position, 0};
+  }
+  if (row.begin <= request.kept_end) row.begin = request.first_key;
+  return row;
+}
+
+/// The ends of a tile's rows behind the kept keys.
+ClaListedItem item_behind_gap(const PlannerConfig& config, const RequestRows& request,
+                              std::int32_t position, std::int32_t count) {
+  const ClaListedRow first = row_behind_gap(config, request, position);
+  const ClaListedRow last = row_behind_gap(config, request, position + count - 1);
+  ClaListedItem item = {first.begin, last.end, last.begin, first.end};
+  if (request.tree.empty()) return item;
+  for (std::int32_t i = 0; i < count; ++i) {  // depths may fall
+    const std::int32_t begin = row_behind_gap(config, request, position + i).begin;
+    item.begin = std::min(item.begin, begin);
+    item.common_begin = std::max(item.common_begin, begin);
+  }
+  item.common_end = request.tree.begin;
+  return item;
+}
+
+/// All keys between the ends of a tile, from a page boundary on.
+ClaTileKeys keys_of(const ClaListedItem& item, std::int32_t block_size) {
+  if (item.begin >= item.end) return {0, 0};
+  const std::int32_t first = item.begin - item.begin % block_size;
+  return {first, item.end - first};
 }
 
 }  // namespace
@@ -143,6 +189,8 @@ RequestRows rows_of(const ListRules& rules, const CommonAttentionMetadata& batch
   const Direction usual = batch.is_causal() ? Direction::kCausal : Direction::kBothWays;
   rows.direction = rules.directions && !batch.direction.empty() ? batch.direction[r] : usual;
   if (rules.first_keys && !batch.first_keys.empty()) rows.first_key = batch.first_keys[r];
+  if (rules.keep_keys && !batch.keep_keys.empty() && batch.keep_keys[r] > rows.first_key)
+    rows.kept_end = batch.keep_keys[r];
   if (rules.spans && !batch.spans.empty()) {
     const auto first = to_size(batch.span_start_loc[r]), end = to_size(batch.span_start_loc[r + 1]);
     rows.spans = batch.spans.subspan(2 * first, 2 * (end - first));
@@ -155,7 +203,7 @@ RequestRows rows_of(const ListRules& rules, const CommonAttentionMetadata& batch
   }
   // Nothing lies ahead of a request's only query.
   const bool looks_elsewhere = rows.direction != usual && rows.query_len > 1;
-  rows.is_listed = looks_elsewhere || rows.first_key > 0 || !rows.tree.empty();
+  rows.is_listed = looks_elsewhere || rows.first_key > 0 || rows.has_gaps();
   return rows;
 }
 
@@ -187,56 +235,42 @@ ClaListedRow listed_row(const KeyWindow& window, SpanRule rule, const RequestRow
   return {static_cast<int>(begin), static_cast<int>(end), position, 0};
 }
 
-ClaListedItem listed_item(const PlannerConfig& config, const RequestRows& request,
-                          std::int32_t position, std::int32_t count) {
-  const DraftTree& tree = request.tree;
-  if (tree.empty()) {
-    const auto row = [&](std::int32_t at) {
-      return listed_row(config.window, config.lists.span_rule, request, at);
-    };
-    const ClaListedRow first = row(position), last = row(position + count - 1);
-    return {first.begin, last.end, last.begin, first.end};
-  }
-  ClaListedItem item = {tree.begin, position + count, 0, tree.begin};
-  for (std::int32_t i = 0; i < count; ++i) {
-    const std::int32_t begin =
-        tree_sight(config.window, tree, position + i - tree.begin, request.first_key).context_begin;
-    item.begin = std::min(item.begin, begin);
-    item.common_begin = std::max(item.common_begin, begin);
-  }
-  return item;
-}
-
-ClaTileKeys listed_tile_keys(const PlannerConfig& config, const RequestRows& request,
-                             std::int32_t position, std::int32_t count) {
-  ClaListedItem item = listed_item(config, request, position, count);
-  if (item.begin >= item.end) return {0, 0};
-  item.begin -= item.begin % config.block_size;
-  return {item.begin, item.end - item.begin};
+ListedKeys listed_tile_keys(const PlannerConfig& config, const RequestRows& request,
+                            std::int32_t position, std::int32_t count, bool skips) {
+  ClaListedItem item = item_behind_gap(config, request, position, count);
+  const ClaListedItem kept = {request.first_key, round_up(request.kept_end, config.block_size), 0,
+                              0};
+  if (skips && request.kept_end > 0 && item.begin - item.begin % config.block_size > kept.end)
+    return {keys_of(kept, config.block_size), keys_of(item, config.block_size)};
+  if (request.kept_end > 0) item.begin = request.first_key;
+  return {{}, keys_of(item, config.block_size)};
 }
 
 void list_rows(const PlannerConfig& config, const RequestRows& request, std::int32_t position,
                const ListedTile& to) {
   const auto count = static_cast<std::int32_t>(to.rows.size()) - 1;
-  const ClaListedItem item = listed_item(config, request, position, count);
+  ClaListedItem item = item_behind_gap(config, request, position, count);
+  if (request.kept_end > 0) item.begin = request.first_key;
   to.rows[0] = {item.begin, item.end, item.common_begin, item.common_end};
   const DraftTree& tree = request.tree;
-  const std::int32_t ints = tree_row_ints(tree.size());
+  const std::int32_t ints = gap_row_ints(tree.size());
   for (std::int32_t i = 0; i < count; ++i) {
     ClaListedRow& row = to.rows[to_size(i + 1)];
-    if (tree.empty()) {
-      row = listed_row(config.window, config.lists.span_rule, request, position + i);
-      continue;
-    }
-    const std::int32_t node = position + i - tree.begin;
-    const TreeSight sight = tree_sight(config.window, tree, node, request.first_key);
-    row = {item.begin, position + i + 1, sight.position, to.tree_rows_at + i * ints};
-    write_tree_row(config.window, tree, node, request.first_key,
-                   to.tree_rows.subspan(to_size(i * ints), to_size(ints)));
+    row = row_behind_gap(config, request, position + i);
+    if (!request.has_gaps()) continue;
+    const auto gap_row = to.gap_rows.subspan(to_size(i * ints), to_size(ints));
+    std::ranges::fill(gap_row, 0);
+    const ClaGapRow gaps = {row.begin, request.kept_end,
+                            tree.empty() ? request.seq_len : tree.begin};
+    std::memcpy(gap_row.data(), &gaps, sizeof(gaps));
+    if (!tree.empty())
+      set_tree_bits(config.window, tree, position + i - tree.begin, gap_row.subspan(kGapRowInts));
+    row.begin = item.begin;
+    row.gaps_at = to.gap_rows_at + i * ints;
   }
 }
 
-std::size_t unseen_pages(const PlannerConfig& config, const CommonAttentionMetadata& batch,
+UnseenPages unseen_pages(const PlannerConfig& config, const CommonAttentionMetadata& batch,
                          std::int32_t request) {
   const std::int32_t query_len = query_len_of(batch, to_size(request));
   const std::int32_t seq_len = batch.seq_lens[to_size(request)];
@@ -245,11 +279,16 @@ std::size_t unseen_pages(const PlannerConfig& config, const CommonAttentionMetad
     const std::int32_t count = rows.tree.empty() ? 1 : query_len;
     if (rows.lists(rows.first_new, count)) {
       // Pages of new tokens are written, whatever their first key is.
-      const std::int32_t begin = listed_item(config, rows, rows.first_new, count).begin;
-      return to_size(std::min(begin, std::max(rows.first_new, 0)) / config.block_size);
+      const auto page_before = [&](std::int32_t key) {
+        return to_size(std::min(key, std::max(rows.first_new, 0)) / config.block_size);
+      };
+      const std::int32_t begin = item_behind_gap(config, rows, rows.first_new, count).begin;
+      if (rows.kept_end == 0) return {page_before(begin)};
+      return {page_before(rows.first_key), to_size(page_count(rows.kept_end, config.block_size)),
+              page_before(begin)};
     }
   }
-  return unseen_pages(sight_of(config, batch.is_causal()), query_len, seq_len);
+  return {unseen_pages(sight_of(config, batch.is_causal()), query_len, seq_len)};
 }
 
 void check_lists(const CommonAttentionMetadata& batch, const ListRules& rules) {
@@ -259,11 +298,15 @@ void check_lists(const CommonAttentionMetadata& batch, const ListRules& rules) {
   throw_invalid_if(!rules.first_keys && !batch.first_keys.empty(),
                    "first_keys holds {} elements, legal without use_first_keys: none",
                    batch.first_keys.size());
+  throw_invalid_if(!rules.keep_keys && !batch.keep_keys.empty(),
+                   "keep_keys holds {} elements, legal without use_keep_keys: none",
+                   batch.keep_keys.size());
   throw_invalid_if(!rules.trees && !batch.tree_parents.empty(),
                    "tree_parents holds {} elements, legal without use_trees: none",
                    batch.tree_parents.size());
   if (!batch.direction.empty()) check_direction(batch);
-  if (!batch.first_keys.empty()) check_first_keys(batch);
+  if (!batch.first_keys.empty()) check_keys(batch, "first_keys", batch.first_keys);
+  if (!batch.keep_keys.empty()) check_keys(batch, "keep_keys", batch.keep_keys);
   if (!batch.span_start_loc.empty() || !batch.spans.empty()) check_spans(batch);
   if (!batch.tree_start_loc.empty() || !batch.tree_parents.empty()) check_trees(batch);
 }
@@ -273,6 +316,7 @@ void refuse_lists(std::string_view call, const CommonAttentionMetadata& batch) {
       {"direction", batch.direction.size()},
       {"spans", batch.spans.size()},
       {"first_keys", batch.first_keys.size()},
+      {"keep_keys", batch.keep_keys.size()},
       {"tree_parents", batch.tree_parents.size()}};
   for (const auto& [field, size] : fields)
     throw_unsupported_if(size > 0, "{}: {} holds {} elements, legal: none", call, field, size);

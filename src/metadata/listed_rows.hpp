@@ -17,9 +17,12 @@ struct ListRules {
   bool spans = false;
   bool directions = false;
   bool first_keys = false;
+  bool keep_keys = false;
   bool trees = false;
   SpanRule span_rule = SpanRule::kWhole;
-  bool any() const { return spans || directions || first_keys || trees; }
+  bool any() const { return spans || directions || first_keys || gaps(); }
+  /// Whether rows may see keys with gaps between (ClaGapRow).
+  bool gaps() const { return keep_keys || trees; }
   bool operator==(const ListRules&) const = default;
 };
 
@@ -30,18 +33,20 @@ struct RequestRows {
   std::int32_t seq_len = 0;
   Direction direction = Direction::kCausal;
   std::int32_t first_key = 0;
+  std::int32_t kept_end = 0;                 ///< keys from first_key to here are kept; 0: none
   std::span<const std::int32_t> spans = {};  ///< [number, 2]
   DraftTree tree = {};                       ///< empty for a chain, too
   bool is_listed = false;                    ///< all rows are, for another reason than a span
 
   /// Whether the rows of the tile of `count` query tokens from the position on must be listed.
   bool lists(std::int32_t position, std::int32_t count) const;
+  bool has_gaps() const { return kept_end > 0 || !tree.empty(); }
 };
 RequestRows rows_of(const ListRules& rules, const CommonAttentionMetadata& batch,
                     std::int32_t request);
 
-/// What the query at a position sees, apart from trees. Neither end decreases from one position to
-/// the next.
+/// What the query at a position sees, apart from kept keys and trees. Neither end decreases from
+/// one position to the next.
 ClaListedRow listed_row(const KeyWindow& window, SpanRule rule, const RequestRows& request,
                         std::int32_t position);
 

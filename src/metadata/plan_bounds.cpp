@@ -55,6 +55,21 @@ struct ClassBound {
   std::int64_t rows = 0;
 };
 
+/// What splits at gaps behind kept keys add.
+void add_gaps(const PlannerConfig& config, const BatchLimits& limits, Lengths lengths,
+              ClassBound& bound) {
+  if (config.num_splits == 1 || config.max_partial_rows < 2) return;
+  lengths.longest = std::min<std::int64_t>(lengths.longest, config.gap_split_query_len);
+  const std::int64_t tiles = most_tiles(limits, lengths);
+  if (tiles == 0) return;
+  const std::int64_t tokens = std::min<std::int64_t>(
+      limits.max_num_batched_tokens, tiles * std::min(lengths.limit, lengths.longest));
+  bound.items += tiles;
+  bound.merges += tokens;
+  bound.rows += 2 * tokens;
+  bound.splits = std::max<std::int64_t>(bound.splits + 1, 2);
+}
+
 ClassBound bound_of(const PlannerConfig& config, const TileClass& tile, const BatchLimits& limits,
                     Lengths lengths, std::int64_t max_rows, bool may_be_rebalanced) {
   ClassBound bound;
@@ -132,6 +147,7 @@ std::int64_t most_pages(const PlannerConfig& config, std::int64_t most_keys, std
   // A draft's window begins as if it stood near the tree's first node, and its keys end with it.
   const std::int64_t nodes = config.lists.trees ? kMaxTreeNodes : 1;
   std::int64_t pages = ceil_div(most_keys, page);
+  if (config.lists.keep_keys) return pages;  // all may be kept
   // A span may hold all keys; by the other rules it may make a query see all keys behind it.
   if (config.lists.spans && config.lists.span_rule == SpanRule::kWhole) return pages;
   if (window.left >= 0) {  // begins anywhere in a page, ends with the request
@@ -161,7 +177,9 @@ PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limi
     const bool ends = c >= config.longest_class();
     const std::int32_t most = ends ? max_query_len : std::min(max_query_len, tile.max_query_len);
     ClassBound bound = bound_of(config, tile, limits, {shortest, most, tile.max_item_tokens},
-                                max_rows, c == kRebalancedClass && !config.fixed_groups);
+                                max_rows, c == kRebalancedClass && config.may_rebalance());
+    if (config.lists.keep_keys)
+      add_gaps(config, limits, {shortest, most, tile.max_item_tokens}, bound);
     counts.num_items.at(c) = to_count(bound.items);
     if (tile.merges_splits) bound.merges = bound.splits = 0;
     counts.most_splits = std::max(counts.most_splits, to_count(bound.splits));
@@ -177,7 +195,8 @@ PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limi
   if (config.lists.any()) {
     const std::int64_t tokens = limits.max_num_batched_tokens;
     counts.num_listed = to_count(2 * tokens);  // tiles of one row are the worst
-    if (config.lists.trees) counts.num_tree_ints = to_count(tokens * tree_row_ints(kMaxTreeNodes));
+    const std::int32_t nodes = config.lists.trees ? kMaxTreeNodes : 0;
+    if (config.lists.gaps()) counts.num_gap_ints = to_count(tokens * gap_row_ints(nodes));
   }
   all.merges += longest.merges;
   all.rows += longest.rows;
@@ -192,11 +211,23 @@ std::int32_t fit_deterministic_split_keys(const PlannerConfig& config, const Bat
   const std::int64_t tokens =
       std::min<std::int64_t>(limits.max_num_batched_tokens,
                              std::int64_t{limits.max_num_reqs} * config.max_split_query_len);
+  const std::int64_t gaps = config.lists.keep_keys ? 1 : 0;  // where a range may end early
   const std::int64_t pieces = std::min<std::int64_t>(
-      config.max_partial_rows / std::max<std::int64_t>(tokens, 1), kMostPieces);
+      config.max_partial_rows / std::max<std::int64_t>(tokens, 1) - gaps, kMostPieces - gaps);
   if (pieces < 2) return std::max(config.deterministic_split_keys, limits.max_model_len);
   const std::int64_t keys = ceil_div(std::int64_t{limits.max_model_len}, pieces);
   return std::max(config.deterministic_split_keys, static_cast<std::int32_t>(keys));
+}
+
+std::int32_t fit_gap_split_query_len(const PlannerConfig& config, const BatchLimits& limits) {
+  const auto fits = [&](std::int32_t query_len) {
+    const std::int64_t tokens = std::min<std::int64_t>(
+        limits.max_num_batched_tokens, std::int64_t{limits.max_num_reqs} * query_len);
+    return 2 * tokens <= config.max_partial_rows;
+  };
+  if (!config.lists.keep_keys) return 0;
+  if (!is_deterministic(config) && fits(INT32_MAX)) return INT32_MAX;
+  return fits(config.max_split_query_len) ? config.max_split_query_len : 0;
 }
 
 }  // namespace clattn::detail

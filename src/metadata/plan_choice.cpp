@@ -88,7 +88,7 @@ std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
   for (std::size_t c = 0; c < num_tiles; ++c) {
     const TileClass& tile = config.tiles[c];
     best[c] = tiles[c].choose(tile, config.merge, max_rows);
-    if (c == kRebalancedClass && !config.fixed_groups && !config.lengths_are_bounds)
+    if (c == kRebalancedClass && config.may_rebalance())
       best[c] = tiles[c].or_rebalanced(tile, config.merge, max_rows, best[c]);
     if (!best[c].merges) continue;
     uncut[c] = tiles[c].judge(tile, config.merge);

@@ -9,21 +9,11 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "metadata/tile_cuts.hpp"
 #include "metadata/validate.hpp"
 
 namespace clattn::detail {
 namespace {
-
-/// Query tokens that one work-group handles, as a split of them is described, and their keys.
-struct Tile {
-  std::size_t tile_class = 0;
-  std::int32_t q_pos = 0;
-  ClaTileKeys keys = {};
-  std::int32_t listed = 0;     ///< ClaListedItem and ClaListedRow
-  std::int32_t tree_ints = 0;  ///< of its rows' ClaTreeRow
-  std::int32_t pages = 0;      ///< that the keys lie in
-  ClaSplit split = {};
-};
 
 struct Tally {
   std::array<std::int64_t, kMaxTileClasses> items{};
@@ -31,7 +21,7 @@ struct Tally {
   std::int32_t most_splits = 0;
   std::int64_t rows = 0;
   std::int64_t listed = 0;
-  std::int64_t tree_ints = 0;
+  std::int64_t gap_ints = 0;
 };
 
 std::size_t tile_class_of(const PlannerConfig& config, bool wide, std::int32_t query_len) {
@@ -42,8 +32,8 @@ std::size_t tile_class_of(const PlannerConfig& config, bool wide, std::int32_t q
 }
 
 template <typename Visit>
-void for_each_tile(const PlannerConfig& config, bool wide, const CommonAttentionMetadata& batch,
-                   const Visit& visit) {
+void for_each_tile(const PlannerConfig& config, bool wide, bool skips_gaps,
+                   const CommonAttentionMetadata& batch, const Visit& visit) {
   const ClaSight sight = sight_of(config, batch.is_causal());
   for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
     const auto request = to_size(r);
@@ -53,19 +43,23 @@ void for_each_tile(const PlannerConfig& config, bool wide, const CommonAttention
     const RequestRows rows = config.lists.any() ? rows_of(config.lists, batch, r) : RequestRows{};
     const std::size_t tile_class = tile_class_of(config, wide, query_len);
     const std::int32_t limit = config.tiles[tile_class].max_item_tokens;
+    const bool skips = skips_gaps && query_len <= config.gap_split_query_len;
     for (std::int32_t done = 0; done < query_len;) {
       const std::int32_t count = std::min(limit, query_len - done);
       Tile tile{};
       tile.tile_class = tile_class;
       tile.q_pos = seq_len - query_len + done;
       if (rows.lists(tile.q_pos, count)) {
-        tile.keys = listed_tile_keys(config, rows, tile.q_pos, count);
+        const ListedKeys keys = listed_tile_keys(config, rows, tile.q_pos, count, skips);
+        tile.kept = keys.kept;
+        tile.keys = keys.others;
         tile.listed = count + 1;
-        if (!rows.tree.empty()) tile.tree_ints = count * tree_row_ints(rows.tree.size());
+        if (rows.has_gaps()) tile.gap_ints = count * gap_row_ints(rows.tree.size());
       } else {
         tile.keys = cla_tile_keys(&sight, tile.q_pos, count, seq_len);
       }
-      tile.pages = page_count(tile.keys.count, config.block_size);
+      tile.pages = page_count(tile.keys.count, config.block_size) +
+                   page_count(tile.kept.count, config.block_size);
       tile.split.request = r;
       tile.split.query_len = query_len;
       tile.split.bound = seq_len;
@@ -78,15 +72,6 @@ void for_each_tile(const PlannerConfig& config, bool wide, const CommonAttention
   }
 }
 
-bool is_deterministic(const PlannerConfig& config) {
-  return config.split_policy == SplitPolicy::kDeterministic;
-}
-
-/// Pages of the shortest range that a tile of the class is cut into: a step of its kernel.
-std::int32_t min_split_pages(const PlannerConfig& config, const TileClass& tile) {
-  return page_count(tile.step_keys, config.block_size);
-}
-
 /// The same for each class.
 std::array<std::int32_t, kMaxTileClasses> min_split_pages(const PlannerConfig& config) {
   std::array<std::int32_t, kMaxTileClasses> pages{};
@@ -94,64 +79,6 @@ std::array<std::int32_t, kMaxTileClasses> min_split_pages(const PlannerConfig& c
     pages[c] = min_split_pages(config, config.tiles[c]);
   return pages;
 }
-
-/// The most ranges of at least `min_pages` pages that a tile of `pages` pages may be cut into.
-std::int32_t most_ranges(std::int32_t pages, std::int32_t min_pages) {
-  return std::max(1, quotient(std::min(pages, kMostPieces), min_pages));
-}
-
-/// Says how the key range of each tile of a plan is cut.
-class Cutter {
- public:
-  Cutter(const PlannerConfig& config, const PlanCuts& cuts)
-      : config_(config),
-        cuts_(cuts),
-        fixed_pages_(page_count(config.deterministic_split_keys, config.block_size)),
-        min_pages_(min_split_pages(config)) {}
-
-  bool wide() const { return cuts_.wide; }
-  bool is_rebalanced(std::size_t tile_class) const {
-    return tile_class == kRebalancedClass && cuts_.classes[tile_class].rebalanced;
-  }
-  /// The rule by which the tile's keys are cut, whatever their number.
-  void set_rule(Tile& tile) const {
-    tile.split.min_pages = 1;
-    if (cuts_.num_splits > 0) {
-      tile.split.most_splits = std::min(cuts_.num_splits, kMostPieces);
-    } else if (is_deterministic(config_)) {
-      tile.split.most_splits = 1;
-      if (tile.split.query_len <= config_.max_split_query_len)
-        tile.split.fixed_pages = fixed_pages_;
-    } else {
-      const TileClass& tiles = config_.tiles[tile.tile_class];
-      const CutChoice& choice = cuts_.classes[tile.tile_class];
-      tile.split.min_pages = min_pages_[tile.tile_class];
-      tile.split.most_splits = 1;
-      if (!choice.cuts()) return;
-      const double ns = keys_ns(tiles, tile.keys.count, tile.split.q_count);
-      tile.split.most_splits =
-          splits_of(ns / choice.share_ns, most_ranges(tile.pages, tile.split.min_pages));
-    }
-  }
-  /// Ranges that the tile's keys are cut into, at least 1.
-  std::int32_t pieces(const Tile& tile) const {
-    if (tile.split.most_splits == 1 && tile.split.fixed_pages == 0) return 1;
-    return cla_num_splits(&tile.split, tile.pages);
-  }
-  /// Items that the tile gets: those, or what any length up to its own may want.
-  std::int32_t room(const Tile& tile, std::int32_t pieces) const {
-    if (!config_.lengths_are_bounds) return pieces;
-    const std::int64_t pages =
-        most_pages(config_, tile.split.bound, tile.split.q_count, tile.split.query_len);
-    return cla_num_splits(&tile.split, static_cast<int>(pages));
-  }
-
- private:
-  const PlannerConfig& config_;
-  const PlanCuts& cuts_;
-  std::int32_t fixed_pages_;
-  std::array<std::int32_t, kMaxTileClasses> min_pages_;
-};
 
 /// Makes the cuts coarser; enough calls leave nothing split but rebalanced tiles, whose partial
 /// rows always fit (TileCounts::or_rebalanced). False if the cuts must not change.
@@ -193,6 +120,23 @@ void write_tile(const PlannerConfig& config, Tile& tile, std::int32_t pieces, st
   }
 }
 
+/// Writes the items of a tile on both sides of a gap, as splits of one tile.
+void write_around_gap(const PlannerConfig& config, const Tile& tile, const Pieces& pieces,
+                      ClaWorkItem* item) {
+  const std::pair<ClaTileKeys, std::int32_t> sides[] = {{tile.kept, pieces.kept},
+                                                        {tile.keys, pieces.others}};
+  std::int32_t number = 0;
+  for (const auto& [keys, count] : sides) {
+    ClaSplit split = tile.split;
+    for (split.split = 0; split.split < count; ++split.split, ++number, ++item) {
+      *item = cla_item_of(&split, tile.q_pos, keys, config.block_size, count);
+      item->partial_row = split.first_row + number * split.q_count;
+      item->split = static_cast<std::uint16_t>(number);
+      item->num_splits = static_cast<std::uint16_t>(split.merge_at < 0 ? pieces.all() : 0);
+    }
+  }
+}
+
 /// Writes the items of a tile with rebalanced cuts, the moved ranges where sets look for them.
 void write_rebalanced_tile(const PlannerConfig& config, const Tile& tile,
                            const RebalancedCuts& rebalanced, std::int32_t index,
@@ -226,7 +170,7 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
                         padding);
   }
   std::int32_t num_rebalanced = 0;  // tiles
-  for_each_tile(config, cutter.wide(), batch, [&](Tile& tile) {
+  for_each_tile(config, cutter.wide(), cutter.skips_gaps(), batch, [&](Tile& tile) {
     const bool is_rebalanced = cutter.is_rebalanced(tile.tile_class);
     const std::int32_t index = num_rebalanced;
     if (is_rebalanced) {
@@ -234,7 +178,9 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
     } else {
       cutter.set_rule(tile);
     }
-    const std::int32_t pieces = is_rebalanced ? rebalanced.num_pieces(index) : cutter.pieces(tile);
+    const Pieces ranges =
+        is_rebalanced ? Pieces{0, rebalanced.num_pieces(index)} : cutter.pieces(tile);
+    const std::int32_t pieces = ranges.all();
     const std::int32_t room = is_rebalanced ? pieces : cutter.room(tile, pieces);
     const bool merges = room > 1 && !config.tiles[tile.tile_class].merges_splits;
     if (output != nullptr) {
@@ -245,12 +191,15 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
         const RequestRows rows = rows_of(config.lists, batch, tile.split.request);
         const auto at = static_cast<std::int32_t>(tally.listed);
         list_rows(config, rows, tile.q_pos,
-                  output->listed_tile(at, tile.listed, static_cast<std::int32_t>(tally.tree_ints),
-                                      tile.tree_ints));
+                  output->listed_tile(at, tile.listed, static_cast<std::int32_t>(tally.gap_ints),
+                                      tile.gap_ints));
         tile.q_pos = CLA_LISTED + output->listed_at + at + 1;
       }
       if (is_rebalanced) {
         write_rebalanced_tile(config, tile, rebalanced, index, output->items[kRebalancedClass]);
+      } else if (ranges.kept > 0) {
+        write_around_gap(config, tile, ranges,
+                         &output->items[tile.tile_class][to_size(tally.items[tile.tile_class])]);
       } else {
         write_tile(config, tile, pieces, room, tally, *output);
       }
@@ -258,7 +207,7 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
     }
     if (!is_rebalanced) tally.items[tile.tile_class] += room;
     tally.listed += tile.listed;
-    tally.tree_ints += tile.tree_ints;
+    tally.gap_ints += tile.gap_ints;
     if (room == 1) return;
     tally.rows += std::int64_t{room} * tile.split.q_count;
     if (!merges) return;
@@ -274,7 +223,7 @@ void rebalance(const PlannerConfig& config, const CommonAttentionMetadata& batch
                RebalancedCuts& rebalanced) {
   TileClass tiles = config.tiles[kRebalancedClass];
   tiles.workers = cuts.workers[kRebalancedClass];
-  for_each_tile(config, cuts.wide, batch, [&](const Tile& tile) {
+  for_each_tile(config, cuts.wide, true, batch, [&](const Tile& tile) {
     if (tile.tile_class == kRebalancedClass)
       rebalanced.add(tiles, tile.keys.count, tile.split.q_count);
   });
@@ -299,7 +248,7 @@ PlanCounts to_counts(const Tally& tally, const PlanCuts& cuts) {
                     .most_splits = tally.most_splits,
                     .num_partial_rows = tally.rows,
                     .num_listed = to_count(tally.listed),
-                    .num_tree_ints = to_count(tally.tree_ints)};
+                    .num_gap_ints = to_count(tally.gap_ints)};
   std::ranges::transform(tally.items, counts.num_items.begin(), to_count);
   return counts;
 }
@@ -314,7 +263,7 @@ void check_output(const PlannerConfig& config, const PlanCounts& counts, const P
   }
   check("PlanOutput::merges", output.merges.size(), counts.num_merges);
   check("PlanOutput::listed", output.listed.size(), counts.num_listed);
-  check("PlanOutput::tree_rows", output.tree_rows.size(), counts.num_tree_ints);
+  check("PlanOutput::gap_rows", output.gap_rows.size(), counts.num_gap_ints);
   if (config.lengths_are_bounds)
     check("PlanOutput::splits", output.splits.size(), counts.all_items());
 }
@@ -335,8 +284,8 @@ PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata
                       bool wide) {
   PlanTiles tiles;
   const auto min_pages = min_split_pages(config);
-  for_each_tile(config, wide, batch, [&](const Tile& tile) {
-    tiles[tile.tile_class].add(config.tiles[tile.tile_class], tile.keys.count, tile.split.q_count,
+  for_each_tile(config, wide, true, batch, [&](const Tile& tile) {
+    tiles[tile.tile_class].add(config.tiles[tile.tile_class], tile.num_keys(), tile.split.q_count,
                                most_ranges(tile.pages, min_pages[tile.tile_class]));
   });
   return tiles;

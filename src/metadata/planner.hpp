@@ -50,6 +50,10 @@ struct PlannerConfig {
   /// Recorded steps and lengths on the device: launches may not depend on the batch, so that no
   /// cuts are rebalanced.
   bool fixed_groups = false;
+  /// The longest queries whose tiles are split where a gap follows their kept keys, so that nothing
+  /// in it is read; fit_gap_split_query_len(). Those of longer ones read it, and those of plans
+  /// that split nothing (num_splits 1).
+  std::int32_t gap_split_query_len = 0;
   /// The last class takes the requests of the one before it in balanced plans that end earlier so.
   bool last_is_wide = false;
   KeyWindow window;
@@ -64,7 +68,12 @@ struct PlannerConfig {
     return static_cast<std::size_t>(num_tiles) - (last_is_wide ? 2 : 1);
   }
   bool operator==(const PlannerConfig&) const = default;
+  bool may_rebalance() const { return !fixed_groups && !lengths_are_bounds && !lists.keep_keys; }
 };
+
+inline bool is_deterministic(const PlannerConfig& config) {
+  return config.split_policy == SplitPolicy::kDeterministic;
+}
 
 /// How much a plan needs.
 struct PlanCounts {
@@ -80,8 +89,8 @@ struct PlanCounts {
   std::int32_t num_merges = 0;
   std::int32_t most_splits = 0;  ///< no merge has more; lengths on the device may give fewer
   std::int64_t num_partial_rows = 0;
-  std::int32_t num_listed = 0;     ///< ClaListedItem and ClaListedRow, all of one size
-  std::int32_t num_tree_ints = 0;  ///< of the rows of drafts in trees
+  std::int32_t num_listed = 0;    ///< ClaListedItem and ClaListedRow, all of one size
+  std::int32_t num_gap_ints = 0;  ///< of the rows that see keys with gaps between
   std::int64_t all_items() const {
     return std::accumulate(num_items.begin(), num_items.end(), std::int64_t{0});
   }
@@ -90,9 +99,9 @@ struct PlanCounts {
 
 /// Where a tile whose rows are listed is written.
 struct ListedTile {
-  std::span<ClaListedRow> rows;       ///< the first one is the ClaListedItem
-  std::span<std::int32_t> tree_rows;  ///< of drafts in a tree
-  std::int32_t tree_rows_at = 0;      ///< where they will stand in the metadata, in ints
+  std::span<ClaListedRow> rows;      ///< the first one is the ClaListedItem
+  std::span<std::int32_t> gap_rows;  ///< if they see keys with gaps between
+  std::int32_t gap_rows_at = 0;      ///< where they will stand in the metadata, in ints
 };
 
 /// Where a plan is written: every span at least as long as the counts say, else kInvalidArgument.
@@ -101,12 +110,12 @@ struct PlanOutput {
   std::span<ClaMergeItem> merges;
   std::span<ClaSplit> splits = {};      ///< one for each item, if PlannerConfig::lengths_are_bounds
   std::span<ClaListedRow> listed = {};  ///< ClaListedItem as well
-  std::span<std::int32_t> tree_rows = {};
+  std::span<std::int32_t> gap_rows = {};
   /// Where items and merges will stand in the metadata, in ints; for ClaSplit.
   std::array<std::int32_t, kMaxTileClasses> items_at{};
   std::int32_t merges_at = 0;
-  std::int32_t listed_at = 0;     ///< where `listed` will, counted in rows
-  std::int32_t tree_rows_at = 0;  ///< in ints
+  std::int32_t listed_at = 0;    ///< where `listed` will, counted in rows
+  std::int32_t gap_rows_at = 0;  ///< in ints
 
   std::int32_t item_at(std::size_t tile_class, std::int32_t index) const {
     return items_at.at(tile_class) + index * kItemInts;
@@ -114,7 +123,7 @@ struct PlanOutput {
   ListedTile listed_tile(std::int32_t first, std::int32_t count, std::int32_t first_int,
                          std::int32_t num_ints) const {
     return {listed.subspan(to_size(first), to_size(count)),
-            tree_rows.subspan(to_size(first_int), to_size(num_ints)), tree_rows_at + first_int};
+            gap_rows.subspan(to_size(first_int), to_size(num_ints)), gap_rows_at + first_int};
   }
   std::int32_t merge_at(std::int64_t index) const {
     return merges_at + static_cast<std::int32_t>(index) * kMergeInts;
@@ -190,7 +199,7 @@ inline ClaSight sight_of(const PlannerConfig& config, bool causal) {
           .chunk_lookback = config.window.chunk_lookback};
 }
 
-/// Pages of a request that lie left of all keys that its queries see.
+/// Pages of a request that lie left of all keys that its queries see, if they are not listed.
 inline std::size_t unseen_pages(const ClaSight& sight, std::int32_t query_len,
                                 std::int32_t seq_len) {
   if (sight.window_left < 0 && sight.chunk == 0) return 0;
@@ -198,14 +207,24 @@ inline std::size_t unseen_pages(const ClaSight& sight, std::int32_t query_len,
   return to_size(first) / to_size(sight.page_size);
 }
 
-/// Of a tile whose rows are listed: its keys, as cla_tile_keys() gives those of others.
-ClaTileKeys listed_tile_keys(const PlannerConfig& config, const RequestRows& request,
-                             std::int32_t position, std::int32_t count);
+/// Of a tile whose rows are listed: its keys, as cla_tile_keys() gives those of others. If it may
+/// skip a gap of pages behind kept keys, those before the gap apart.
+struct ListedKeys {
+  ClaTileKeys kept;
+  ClaTileKeys others;
+};
+ListedKeys listed_tile_keys(const PlannerConfig& config, const RequestRows& request,
+                            std::int32_t position, std::int32_t count, bool skips);
 void list_rows(const PlannerConfig& config, const RequestRows& request, std::int32_t position,
                const ListedTile& to);
 
-/// unseen_pages() of a request whose first rows may be listed.
-std::size_t unseen_pages(const PlannerConfig& config, const CommonAttentionMetadata& batch,
+/// The pages of a request before that of its last query token of which no query sees a key: those
+/// before `first`, and those of the gap behind kept keys, none if it ends before it begins.
+struct UnseenPages {
+  std::size_t first = 0;
+  std::size_t gap_begin = 0, gap_end = 0;
+};
+UnseenPages unseen_pages(const PlannerConfig& config, const CommonAttentionMetadata& batch,
                          std::int32_t request);
 
 /// Throws kInvalidArgument for numbers that nothing can be planned with.
@@ -221,5 +240,10 @@ PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limi
 /// needs more than max_partial_rows. A function of configuration and limits alone, so that it is
 /// the same in every step.
 std::int32_t fit_deterministic_split_keys(const PlannerConfig& config, const BatchLimits& limits);
+
+/// PlannerConfig::gap_split_query_len: all queries, or only those that are decoded a few at a time,
+/// or none, so that two partial rows for each of a batch within `limits` fit. Of configuration and
+/// limits alone.
+std::int32_t fit_gap_split_query_len(const PlannerConfig& config, const BatchLimits& limits);
 
 }  // namespace clattn::detail

@@ -1,7 +1,6 @@
 #include "metadata/tree_rows.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/checked.hpp"
 
@@ -40,15 +39,10 @@ TreeSight tree_sight(const KeyWindow& window, const DraftTree& tree, std::int32_
   return {position, static_cast<std::int32_t>(std::min<std::int64_t>(begin, tree.begin))};
 }
 
-void write_tree_row(const KeyWindow& window, const DraftTree& tree, std::int32_t node,
-                    std::int32_t first_key, std::span<std::int32_t> to) {
-  const TreeSight sight = tree_sight(window, tree, node, first_key);
-  std::ranges::fill(to, 0);
-  const ClaTreeRow row = {sight.context_begin, tree.begin};
-  std::memcpy(to.data(), &row, sizeof(row));
-  const std::span<std::int32_t> bits = to.subspan(kTreeRowInts);
-  const std::int64_t first_seen = window_begin(window, sight.position);
-  std::int32_t position = sight.position;
+void set_tree_bits(const KeyWindow& window, const DraftTree& tree, std::int32_t node,
+                   std::span<std::int32_t> bits) {
+  std::int32_t position = tree.begin + depth_of(tree, node);
+  const std::int64_t first_seen = window_begin(window, position);
   // A parent's position is one less than its child's.
   for (; node >= 0 && position >= first_seen; node = tree.parents[to_size(node)], --position) {
     std::int32_t& word = bits[to_size(node / 32)];

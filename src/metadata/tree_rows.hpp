@@ -29,15 +29,15 @@ struct TreeSight {
 };
 TreeSight tree_sight(const KeyWindow& window, const DraftTree& tree, std::int32_t node,
                      std::int32_t first_key);
-/// Writes a ClaTreeRow and its bits, tree_row_ints() of them.
-void write_tree_row(const KeyWindow& window, const DraftTree& tree, std::int32_t node,
-                    std::int32_t first_key, std::span<std::int32_t> to);
+/// Sets the bits of the nodes that it sees; the others are 0.
+void set_tree_bits(const KeyWindow& window, const DraftTree& tree, std::int32_t node,
+                   std::span<std::int32_t> bits);
 ///@}
 
-/// Ints in front of the bits of such a row, and of the whole row of each of a tree's drafts.
-inline constexpr std::int32_t kTreeRowInts = sizeof(ClaTreeRow) / sizeof(std::int32_t);
-inline std::int32_t tree_row_ints(std::int32_t num_nodes) {
-  return kTreeRowInts + (num_nodes + 31) / 32;
+/// Ints in front of the bits of a ClaGapRow, and of the whole row.
+inline constexpr std::int32_t kGapRowInts = sizeof(ClaGapRow) / sizeof(std::int32_t);
+inline std::int32_t gap_row_ints(std::int32_t num_nodes) {
+  return kGapRowInts + (num_nodes + 31) / 32;
 }
 
 }  // namespace clattn::detail

@@ -188,6 +188,10 @@ static void test_lists_of_calls(const Fixture* fixture, const Model* model) {
       EXPECT(fabsf(again[(3 * kHeads + h) * kDims + d] - value) < 1e-6F);
     }
   }
+  call.first_keys = NULL;
+  call.keep_keys = last_key;
+  EXPECT_UNSUPPORTED(clattn_attention(fixture->queue, &config, &call),
+                     "use_keep_keys is true, supported without sliding_window");
 }
 
 void test_attention_functions(const Fixture* fixture) {

@@ -1,4 +1,5 @@
-/* What a batch says of its requests beyond lengths: directions, spans and first keys, trees. */
+/* What a batch says of its requests beyond lengths: directions, spans, first and kept keys, trees.
+ */
 #include <math.h>
 #include <string.h>
 
@@ -58,6 +59,20 @@ static void test_first_keys(const Fixture* fixture, const Model* model) {
     EXPECT(got[i] == 0 && got[2 * kRowFloats + i] == 0);
     EXPECT(fabsf(got[3 * kRowFloats + i] - input[(3 * 2 + key_head) * 64 + i % 64]) < 1e-6F);
   }
+}
+
+/* A window of one key beside all that are kept is what no window is. */
+static void test_keep_keys(const Fixture* fixture, const Model* plain, const Model* windowed) {
+  float wanted[kFloats], got[kFloats], input[kTokens * kRowFloats];
+  ClattnBatchInfo batch = prompt_batch();
+  EXPECT_OK(clattn_buffer_read(plain->input, fixture->queue, 0, input, sizeof input));
+  EXPECT_OK(clattn_buffer_write(windowed->input, fixture->queue, 0, input, sizeof input));
+  attend_eagerly(fixture, plain, &batch, wanted, kTokens);
+  attend_eagerly(fixture, windowed, &batch, got, kTokens);
+  EXPECT(fabsf(got[2 * kRowFloats] - wanted[2 * kRowFloats]) > 1e-3F);
+  batch.keep_keys = seq_lens;
+  attend_eagerly(fixture, windowed, &batch, got, kTokens);
+  expect_near(got, wanted);
 }
 
 /* A chain is no tree. Of two roots, neither sees the other. */
@@ -121,6 +136,10 @@ static void test_refusals_of_lists(const Fixture* fixture, ClattnStep* step) {
   batch.first_keys = last;
   EXPECT_INVALID(clattn_step_build(fixture->step, fixture->queue, &batch),
                  "first_keys holds 1 elements, legal without use_first_keys: none");
+  batch = prompt_batch();
+  batch.keep_keys = last;
+  EXPECT_INVALID(clattn_step_build(step, fixture->queue, &batch),
+                 "keep_keys holds 1 elements, legal without use_keep_keys: none");
 }
 
 void test_lists(const Fixture* fixture) {
@@ -133,6 +152,16 @@ void test_lists(const Fixture* fixture) {
   test_first_keys(fixture, &model);
   test_trees(fixture, &model);
   test_refusals_of_lists(fixture, model.step);
+  config.sliding_window = 1;
+  config.use_keep_keys = 1;
+  const Model windowed = make_model_of(fixture, config);
+  test_keep_keys(fixture, &model, &windowed);
+  ClattnBatchInfo batch = prompt_batch();
+  static const int32_t behind[] = {5};
+  batch.keep_keys = behind;
+  EXPECT_INVALID(clattn_step_build(windowed.step, fixture->queue, &batch),
+                 "request 0: keep_keys is 5, legal: 0 … 4 (seq_lens)");
+  destroy_model(windowed);
   destroy_model(model);
   EXPECT_OK(clattn_step_build(fixture->step, fixture->queue, &decodes));
 }

@@ -167,6 +167,7 @@ clattn::CommonAttentionMetadata describe_batch(const CaseSpec& spec, const HostC
   batch.direction = host.direction;
   if (!host.direction.empty()) batch.causal.reset();
   batch.first_keys = host.truth.first_keys;
+  batch.keep_keys = host.truth.keep_keys;
   if (spec.config.use_trees) {
     batch.tree_start_loc = host.tree_start_loc;
     batch.tree_parents = host.tree_parents;
@@ -380,6 +381,7 @@ std::string describe(const CaseSpec& spec) {
     if (r.direction) text += fmt::format(" direction {}", static_cast<int>(*r.direction));
     if (!r.parents.empty()) text += fmt::format(" tree [{}]", fmt::join(r.parents, ","));
     if (r.first_key > 0) text += fmt::format(" from {}", r.first_key);
+    if (r.keep_keys > 0) text += fmt::format(" keeping {}", r.keep_keys);
     for (const auto& [first, end] : r.spans) text += fmt::format(" span {}-{}", first, end);
   }
   return text;

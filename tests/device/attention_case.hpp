@@ -22,6 +22,7 @@ struct Request {
   std::optional<clattn::Direction> direction = std::nullopt;      ///< of all requests, or of none
   std::vector<std::pair<std::int32_t, std::int32_t>> spans = {};  ///< first position, end
   std::int32_t first_key = 0;              ///< with AttentionConfig::use_first_keys
+  std::int32_t keep_keys = 0;              ///< with use_keep_keys
   std::vector<std::int32_t> parents = {};  ///< of a tree
 };
 

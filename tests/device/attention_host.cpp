@@ -57,6 +57,7 @@ void list_requests(const CaseSpec& spec, HostCase& host) {
     host.tree_start_loc.push_back(static_cast<std::int32_t>(host.tree_parents.size()));
     t.tree_parents.push_back(request.parents);
     if (spec.config.use_first_keys) t.first_keys.push_back(request.first_key);
+    if (spec.config.use_keep_keys) t.keep_keys.push_back(request.keep_keys);
     for (const auto& [first, end] : request.spans) {
       host.spans.insert(host.spans.end(), {first, end});
       if (spec.config.use_spans) t.spans.push_back({static_cast<std::int32_t>(r), first, end});

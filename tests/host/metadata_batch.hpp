@@ -27,7 +27,7 @@ struct Batch {
   std::int64_t block_table_stride = 0;
   bool causal = true;
   std::vector<clattn::Direction> direction;
-  std::vector<std::int32_t> span_start_loc, spans, first_keys;
+  std::vector<std::int32_t> span_start_loc, spans, first_keys, keep_keys;
 
   clattn::CommonAttentionMetadata view() const {
     return {.query_start_loc = query_start_loc,
@@ -45,7 +45,8 @@ struct Batch {
             .direction = direction,
             .span_start_loc = span_start_loc,
             .spans = spans,
-            .first_keys = first_keys};
+            .first_keys = first_keys,
+            .keep_keys = keep_keys};
   }
 };
 

@@ -186,6 +186,11 @@ void AttentionModel::set_first_keys(const std::vector<std::int32_t>& first_keys)
   image.files["first_keys.npy"] = npy_i32(first_keys);
 }
 
+void AttentionModel::set_keep_keys(const std::vector<std::int32_t>& keep_keys) {
+  truth.keep_keys = keep_keys;
+  image.files["keep_keys.npy"] = npy_i32(keep_keys);
+}
+
 void AttentionModel::poison_keys(std::int32_t request, std::int32_t first, std::int32_t end) {
   const std::size_t row = static_cast<std::size_t>(request * truth.max_blocks);
   for (const auto& [name, cache] : {std::pair{"key_cache.npy", &truth.key_cache},

@@ -27,6 +27,7 @@ struct AttentionModel {
   void set_directions(const std::vector<oracle::Looks>& looks);
   void set_spans(const std::vector<oracle::Span>& spans);  ///< in the order of the requests
   void set_first_keys(const std::vector<std::int32_t>& first_keys);
+  void set_keep_keys(const std::vector<std::int32_t>& keep_keys);
   /// Makes keys and values of pages NaN, in the files alone.
   void poison_keys(std::int32_t request, std::int32_t first, std::int32_t end);
   /// Gives all requests the first one's pages for their first `tokens`, and says so.

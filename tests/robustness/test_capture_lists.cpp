@@ -1,4 +1,5 @@
-// What a captured batch says of its requests beyond lengths: directions, spans and first keys.
+// What a captured batch says of its requests beyond lengths: directions, spans, first and kept
+// keys.
 
 #include <gtest/gtest.h>
 
@@ -20,13 +21,13 @@ AttentionModel mixed() {
 Names lists_of(const RoundTrip& trip) {
   Names lists;
   for (const std::string& name : names_in(trip.calls() / "0000-attention")) {
-    if (name == "direction.npy" || name == "first_keys.npy" || name.starts_with("span"))
+    if (name == "direction.npy" || name.ends_with("_keys.npy") || name.starts_with("span"))
       lists.push_back(name);
   }
   return lists;
 }
 
-TEST(Capture, DirectionsSpansAndFirstKeys) {
+TEST(Capture, DirectionsSpansFirstAndKeptKeys) {
   AttentionModel model = mixed();
   model.add("\"window_left\": 4, \"window_right\": 2");
   model.set_directions({oracle::Looks::kBack, oracle::Looks::kBothWays, oracle::Looks::kCanvas});
@@ -38,9 +39,10 @@ TEST(Capture, DirectionsSpansAndFirstKeys) {
   model.add("\"span_rule\": \"clip_both\"");
   model.set_spans({{0, 3, 21}, {2, 4, 6}, {2, 6, 30}});
   model.set_first_keys({20, 0, 3});
+  model.set_keep_keys({0, 1, 5});
   const RoundTrip all(model.image);
-  EXPECT_EQ(lists_of(all),
-            (Names{"direction.npy", "first_keys.npy", "span_start_loc.npy", "spans.npy"}));
+  EXPECT_EQ(lists_of(all), (Names{"direction.npy", "first_keys.npy", "keep_keys.npy",
+                                  "span_start_loc.npy", "spans.npy"}));
   const fs::path other = all.calls() / "0000-attention";
   for (const std::string& name : lists_of(all))
     EXPECT_EQ(npy_data(read_bytes(other / name)), npy_data(model.image.files[name])) << name;

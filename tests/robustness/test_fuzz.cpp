@@ -25,7 +25,7 @@ TEST(Fuzz, CasesOfEveryOrderOfCachesPassAndRunAgain) {
                         {"1", "24"},
                         {"1", "32"},
                         {"24", "24", {"spans.npy", "first_keys.npy"}},
-                        {"33", "24", {"direction.npy", "first_keys.npy", "tree_parents.npy"}}};
+                        {"33", "24", {"direction.npy", "first_keys.npy", "keep_keys.npy"}}};
   for (const auto& [seed, first, lists] : calls) {
     const ProgramResult result = run_program("fuzz --most-tokens 20 --count 1 --write-all --seed " +
                                              seed + " --first " + first + " --out " + out);
@@ -35,7 +35,7 @@ TEST(Fuzz, CasesOfEveryOrderOfCachesPassAndRunAgain) {
     const std::filesystem::path place = scratch.path() / "cases" / (seed + "-" + first);
     ASSERT_TRUE(std::filesystem::exists(place / "expected" / "out.npy")) << place;
     for (const std::string list :
-         {"direction.npy", "spans.npy", "first_keys.npy", "tree_parents.npy"})
+         {"direction.npy", "spans.npy", "first_keys.npy", "keep_keys.npy", "tree_parents.npy"})
       EXPECT_EQ(std::filesystem::exists(place / list), std::ranges::count(lists, list) == 1)
           << list;
     const ProgramResult again = run_program("run --verify " + quoted(place));

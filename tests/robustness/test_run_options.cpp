@@ -155,6 +155,15 @@ TEST(RunOptions, M37_KeysBeforeTheFirstAreNone) {
   expect_rows(model, {{-1, -1}, {-1, -1}});
 }
 
+TEST(RunOptions, M34_KeysThatEscapeTheWindow) {
+  AttentionModel model = AttentionModel::paged({{3, 10}});
+  model.add("\"window_left\": 2");
+  model.truth.window_left = 2;
+  model.set_keep_keys({3});
+  model.poison_keys(0, 3, 5);
+  expect_right(model);
+}
+
 TEST(RunOptions, ListsAreThoseOfTheirRequests) {
   AttentionModel model = unordered();
   model.add("\"window_left\": 3, \"window_right\": 1, \"span_rule\": \"clip_left\"");
@@ -165,6 +174,7 @@ TEST(RunOptions, ListsAreThoseOfTheirRequests) {
                         oracle::Looks::kBothWays});
   model.set_spans({{0, 4, 7}, {0, 7, 20}, {1, 0, 21}, {2, 0, 2}});
   model.set_first_keys({2, 19, 1, 6});
+  model.set_keep_keys({3, 0, 2, 9});
   expect_right(model);
 }
 

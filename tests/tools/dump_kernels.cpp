@@ -44,7 +44,7 @@ constexpr KernelOptions kAllOptions{
 /// With rows that the batch lists, too.
 constexpr KernelOptions kListOptions{.window = true,
                                      .listed_rows = true,
-                                     .tree = true,
+                                     .gaps = true,
                                      .soft_cap = true,
                                      .alibi = true,
                                      .sink = true,

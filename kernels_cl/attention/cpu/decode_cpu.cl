@@ -66,8 +66,8 @@ typedef struct ClaState {
 #if CLA_MASK
   __global const uchar* mask[CLA_CHUNK];  // of each row
 #endif
-#if CLA_TREE
-  __global const ClaTreeRow* tree_row[CLA_CHUNK];  // of each row
+#if CLA_GAPS
+  __global const ClaGapRow* gap_row[CLA_CHUNK];  // of each row
 #endif
 } ClaState;
 
@@ -83,8 +83,8 @@ CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, ClaState* sta
 #if CLA_MASK
     state->mask[r] = cla_row_mask(rows, first_row + r);
 #endif
-#if CLA_TREE
-    state->tree_row[r] = cla_row_tree(rows, first_row + r);
+#if CLA_GAPS
+    state->gap_row[r] = cla_row_gaps(rows, first_row + r);
 #endif
   }
   state->base = (cla_vf)(CLA_NEG_BIG);
@@ -95,7 +95,7 @@ CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, ClaState* sta
   state->begin = CLA_REPEAT_ROWS(vload4(0, begin));
   state->full_begin = begin[CLA_CHUNK - 1];
 #endif
-#if CLA_TREE
+#if CLA_GAPS
   state->full_begin = rows->common_begin;
   state->full_end = rows->common_end;
 #endif
@@ -116,18 +116,18 @@ CLA_INLINE int cla_masked(const ClaState* state, int tile_at) {
 #endif
 }
 
-// allowed[4 key + r]: what row r's mask and tree say of a key of the tile. `end`: nothing is read
+// allowed[4 key + r]: what row r's mask and gaps say of a key of the tile. `end`: nothing is read
 // from that position on.
 CLA_INLINE void cla_read_masks(const ClaState* state, int tile_at, int end, uchar* allowed) {
-#if CLA_MASK || CLA_TREE
+#if CLA_MASK || CLA_GAPS
 #pragma unroll 1
   for (int key = 0; key < CLA_BLOCK_KV; ++key)
 #pragma unroll
     for (int r = 0; r < CLA_CHUNK; ++r) {
       const int position = min(tile_at + key, end - 1);
       uchar allows = 1;
-#if CLA_TREE
-      allows = (uchar)cla_tree_allows(state->tree_row[r], position);
+#if CLA_GAPS
+      allows = (uchar)cla_gaps_allow(state->gap_row[r], position);
 #endif
 #if CLA_MASK
       allows = allows != 0 ? state->mask[r][position] : (uchar)0;
@@ -143,7 +143,7 @@ CLA_INLINE cla_vi cla_seen(const ClaState* state, int at, const uchar* allowed) 
 #if CLA_WINDOW
   seen &= state->begin - at <= CLA_LANE_KEYS;
 #endif
-#if CLA_MASK || CLA_TREE
+#if CLA_MASK || CLA_GAPS
   seen &= CLA_CAT(convert_int, CLA_VEC)(CLA_CAT(vload, CLA_VEC)(0, allowed)) != 0;
 #endif
   return seen;

@@ -362,6 +362,7 @@ ListRules lists_of(const AttentionConfig& config) {
   return {.spans = config.use_spans,
           .directions = config.use_directions,
           .first_keys = config.use_first_keys,
+          .keep_keys = config.use_keep_keys,
           .trees = config.use_trees,
           .span_rule = config.span_rule};
 }

@@ -48,10 +48,15 @@ void append_engine_reasons(const AttentionConfig& config, std::vector<std::strin
   const std::pair<const char*, bool> lists[] = {{"use_spans", config.use_spans},
                                                 {"use_directions", config.use_directions},
                                                 {"use_first_keys", config.use_first_keys},
+                                                {"use_keep_keys", config.use_keep_keys},
                                                 {"use_trees", config.use_trees}};
   for (const auto& [name, is_set] : lists)
     append_if(reasons, is_set && !may_be_causal(config.attn_type),
               "{} is true, supported with attn_type {}: false", name, to_string(config.attn_type));
+  const KeyWindow window = window_of(config);
+  append_if(reasons, config.use_keep_keys && window.left < 0 && window.chunk == 0,
+            "use_keep_keys is true, supported without sliding_window, window_left and "
+            "attention_chunk_size: false");
   append_if(reasons, config.use_trees && !config.alibi_slopes.empty(),
             "use_trees is true, supported with alibi_slopes: false");
   append_if(reasons, config.use_kv_connector,

@@ -157,7 +157,7 @@ KernelShape kernel_shape(const AttentionConfig& config) {
       .window = window_of(config) != KeyWindow{} || lists_of(config).any(),
       .chunk_lookback = window_of(config).chunk_lookback,
       .listed_rows = lists_of(config).any(),
-      .tree = config.use_trees,
+      .gaps = config.use_trees || config.use_keep_keys,
       .soft_cap = config.logits_soft_cap != 0,
       .alibi = !config.alibi_slopes.empty(),
       .sink = !config.sinks.empty(),
@@ -187,7 +187,7 @@ std::string option_macros(const KernelOptions& options, Role role) {
   const std::pair<std::string_view, bool> macros[] = {
       {"WINDOW", attention && options.window},
       {"LISTED_ROWS", attention && options.listed_rows},
-      {"TREE", attention && options.tree},
+      {"GAPS", attention && options.gaps},
       {"SOFT_CAP", attention && options.soft_cap},
       // A layer's launches share the list of tensors.
       {"ALIBI", (attention || merge) && options.alibi},

@@ -46,8 +46,8 @@ std::span<const Variant> variants();
 struct KernelOptions {
   bool window = false;              ///< sliding window or chunked-local, or listed rows
   std::int32_t chunk_lookback = 0;  ///< no more than hide a key
-  bool listed_rows = false;         ///< of spans, directions, first keys and trees
-  bool tree = false;                ///< some of them drafts in a tree
+  bool listed_rows = false;         ///< of what batches say of requests
+  bool gaps = false;                ///< some see keys with gaps between: kept ones, trees
   bool soft_cap = false;
   bool alibi = false;
   bool sink = false;

@@ -65,6 +65,7 @@ PagedBuilder::PagedBuilder(std::shared_ptr<Context> context,
     planner_.max_split_query_len = 1;
   }
   planner_.deterministic_split_keys = fit_deterministic_split_keys(planner_, limits);
+  planner_.gap_split_query_len = fit_gap_split_query_len(planner_, limits);
   record_.num_splits = options_.num_splits;
   record_.split_policy = options_.split_policy;
   record_.decode_threshold = options_.decode_threshold;
@@ -106,7 +107,7 @@ void PagedBuilder::take_lengths_from_device() {
                        to_string(rules_.attn_type));
   throw_unsupported_if(rules_.lists.any(),
                        "device_seq_lens: true, legal with use_spans, use_directions, "
-                       "use_first_keys and use_trees: false");
+                       "use_first_keys, use_keep_keys and use_trees: false");
   planner_.lengths_are_bounds = true;
   const std::string group =
       fmt::format("-DCLA_WG_SIZE={}", cache_op_work_group_size(context_->capabilities()));
@@ -186,6 +187,7 @@ CommonAttentionMetadata recorded_batch(const PagedStepView& step) {
   batch.span_start_loc = record.span_start_loc;
   batch.spans = record.spans;
   batch.first_keys = record.first_keys;
+  batch.keep_keys = record.keep_keys;
   batch.tree_start_loc = record.tree_start_loc;
   batch.tree_parents = record.tree_parents;
   return batch;
@@ -209,7 +211,7 @@ BatchSummary PagedBuilder::check_batch(const CommonAttentionMetadata& batch,
   const BatchSummary summary = check_lengths(batch);
   throw_invalid_if(options.common_prefix_len != 0 && rules_.lists.any(),
                    "common_prefix_len is {}, legal with use_spans, use_directions, "
-                   "use_first_keys or use_trees: 0",
+                   "use_first_keys, use_keep_keys or use_trees: 0",
                    options.common_prefix_len);
   throw_invalid_if(options_.device_seq_lens && !batch.slot_mapping.empty(),
                    "slot_mapping holds {} elements, legal with device_seq_lens: none (the device "

@@ -142,7 +142,8 @@ class PagedBuilder : public AttentionMetadataBuilder {
   std::int64_t table_width_ = 0;
   std::vector<std::int32_t> query_start_loc_, seq_lens_, last_page_len_, pages_at_;
   std::vector<Direction> direction_;
-  std::vector<std::int32_t> span_start_loc_, spans_, first_keys_, tree_start_loc_, tree_parents_;
+  std::vector<std::int32_t> span_start_loc_, spans_, first_keys_, keep_keys_, tree_start_loc_,
+      tree_parents_;
   PlanRecord record_;
   std::span<const std::int64_t> slots_;
 };

@@ -24,11 +24,11 @@ void copy_plan(const PagedStepView& taken, const PlanOutput& output) {
   // What is listed says where it stands.
   throw_unsupported_if(
       taken.planned.num_listed > 0 && (taken.plan.listed_at != output.listed_at ||
-                                       taken.plan.tree_rows_at != output.tree_rows_at),
+                                       taken.plan.gap_rows_at != output.gap_rows_at),
       "attn_metadata: its lists stand elsewhere, legal: metadata of a builder with "
       "this one's graph_batch_size, decode_threshold and limits");
   std::copy_n(taken.plan.listed.begin(), taken.planned.num_listed, output.listed.begin());
-  std::copy_n(taken.plan.tree_rows.begin(), taken.planned.num_tree_ints, output.tree_rows.begin());
+  std::copy_n(taken.plan.gap_rows.begin(), taken.planned.num_gap_ints, output.gap_rows.begin());
   std::copy_n(taken.plan.merges.begin(), taken.planned.num_merges, output.merges.begin());
 }
 
@@ -64,7 +64,7 @@ struct PagedBuilder::Layout {
   std::array<Part<ClaWorkItem>, kMaxTileClasses> items;
   Part<ClaMergeItem> merges;
   Part<ClaListedRow> listed;
-  Part<std::int32_t> tree_rows;
+  Part<std::int32_t> gap_rows;
   Part<ClaMergeCounts> merge_counts;  ///< of recorded steps
   Part<std::int32_t> lens;            ///< of steps that take their lengths from the device
   Part<ClaSplit> splits;              ///< of the same
@@ -82,7 +82,7 @@ struct PagedBuilder::Layout {
     for (std::size_t i = 0; i < items.size(); ++i) put(items.at(i), counts.num_items.at(i));
     put(merges, counts.num_merges);
     put(listed, counts.num_listed);
-    put(tree_rows, counts.num_tree_ints);
+    put(gap_rows, counts.num_gap_ints);
     put(merge_counts, merge_counts.count);
     put(lens, lens.count);
     put(splits, lens.count > 0 ? counts.all_items() : 0);
@@ -99,8 +99,8 @@ struct PagedBuilder::Layout {
     plan.splits = splits.in(bytes);
     plan.listed = listed.in(bytes);
     plan.listed_at = static_cast<std::int32_t>(listed.at / sizeof(ClaListedRow));
-    plan.tree_rows = tree_rows.in(bytes);
-    plan.tree_rows_at = tree_rows.in_ints();
+    plan.gap_rows = gap_rows.in(bytes);
+    plan.gap_rows_at = gap_rows.in_ints();
     for (std::size_t i = 0; i < items.size(); ++i) {
       plan.items.at(i) = items.at(i).in(bytes);
       plan.items_at.at(i) = items.at(i).in_ints();
@@ -153,6 +153,7 @@ void PagedBuilder::keep_lengths(const CommonAttentionMetadata& batch) {
   keep_list(batch.span_start_loc, span_start_loc_);
   keep_list(batch.spans, spans_);
   keep_list(batch.first_keys, first_keys_);
+  keep_list(batch.keep_keys, keep_keys_);
   keep_list(batch.tree_start_loc, tree_start_loc_);
   keep_list(batch.tree_parents, tree_parents_);
   last_page_len_.assign(num_reqs_, 0);
@@ -185,12 +186,19 @@ void PagedBuilder::copy_pages(const CommonAttentionMetadata& batch,
   for (std::size_t r = 0; r < num_reqs_; ++r) {
     const auto count = to_size(page_count(seq_lens_[r], block_size));
     const auto request = static_cast<std::int32_t>(r);
-    const std::size_t first = skips ? unseen_pages(planner_, batch, request) : 0;
+    UnseenPages unseen;
+    if (skips) unseen = unseen_pages(planner_, batch, request);
+    if (unseen.gap_begin >= unseen.gap_end) unseen.gap_begin = unseen.gap_end = count;
     const auto room =
         pages.subspan(to_size(pages_at_[r]), to_size(pages_at_[r + 1] - pages_at_[r]));
-    std::ranges::fill(room.first(first), 0);
-    if (!append_pages(room.data() + first, table_row(batch, r) + first, count - first, last_id))
-      throw_bad_page_id(batch, block_size, num_blocks, r, first);
+    std::ranges::fill(room.first(unseen.first), 0);
+    std::ranges::fill(room.subspan(unseen.gap_begin, unseen.gap_end - unseen.gap_begin), 0);
+    const std::pair<std::size_t, std::size_t> seen[] = {{unseen.first, unseen.gap_begin},
+                                                        {unseen.gap_end, count}};
+    for (const auto& [first, end] : seen) {
+      if (!append_pages(room.data() + first, table_row(batch, r) + first, end - first, last_id))
+        throw_bad_page_id(batch, block_size, num_blocks, r, first);
+    }
     std::ranges::fill(room.subspan(count), 0);
   }
 }
@@ -323,6 +331,7 @@ void PagedBuilder::bind_view(cl_command_queue queue, const CommonAttentionMetada
                  .span_start_loc = span_start_loc_,
                  .spans = spans_,
                  .first_keys = first_keys_,
+                 .keep_keys = keep_keys_,
                  .tree_start_loc = tree_start_loc_,
                  .tree_parents = tree_parents_};
   if (options_.device_seq_lens) view_.batch.device_lens = {view_.meta, layout.lens.at};

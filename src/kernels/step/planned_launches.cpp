@@ -114,6 +114,8 @@ std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
   planner.window = detail::window_of(config);
   planner.lists = detail::lists_of(config);
   planner.max_partial_rows = detail::most_partial_rows(kernels->shape, device);
+  planner.gap_split_query_len = detail::fit_gap_split_query_len(
+      planner, {.max_num_reqs = batch.num_reqs, .max_num_batched_tokens = batch.num_actual_tokens});
   const detail::AttentionPlan plan(planner, batch);
   std::array<std::vector<ClaWorkItem>, detail::kMaxTileClasses> items;
   std::vector<ClaMergeItem> merges(to_size(plan.counts().num_merges));
@@ -128,8 +130,8 @@ std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
   }
   std::vector<ClaListedRow> listed(to_size(plan.counts().num_listed));
   step.plan.listed = listed;
-  std::vector<std::int32_t> tree_rows(to_size(plan.counts().num_tree_ints));
-  step.plan.tree_rows = tree_rows;
+  std::vector<std::int32_t> gap_rows(to_size(plan.counts().num_gap_ints));
+  step.plan.gap_rows = gap_rows;
   plan.write(std::vector<std::int32_t>(to_size(batch.num_reqs)), step.plan);
   return launches_of(step);
 }

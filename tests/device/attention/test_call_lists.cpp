@@ -1,5 +1,5 @@
 // What attention() and paged_attention() are told of each sequence beyond lengths, against the
-// oracle: directions, spans, first keys and trees.
+// oracle: directions, spans, first keys, kept keys and trees.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -31,6 +31,7 @@ struct Lists {
   std::vector<std::int32_t> first_keys = {};
   std::vector<std::int32_t> tree_start_loc = {};
   std::vector<std::int32_t> tree_parents = {};
+  std::vector<std::int32_t> keep_keys = {};
 
   void give(AttentionArguments& call) const {
     call.direction = direction;
@@ -39,6 +40,7 @@ struct Lists {
     call.first_keys = first_keys;
     call.tree_start_loc = tree_start_loc;
     call.tree_parents = tree_parents;
+    call.keep_keys = keep_keys;
   }
   void tell(oracle::AttentionCase& exact, SpanRule rule) const {
     for (const Direction each : direction) exact.looks.push_back(static_cast<oracle::Looks>(each));
@@ -49,6 +51,7 @@ struct Lists {
         exact.spans.push_back({static_cast<std::int32_t>(s), spans[2 * i], spans[2 * i + 1]});
     }
     exact.first_keys = first_keys;
+    exact.keep_keys = keep_keys;
     for (std::size_t s = 0; s + 1 < tree_start_loc.size(); ++s)
       exact.tree_parents.emplace_back(tree_parents.begin() + tree_start_loc[s],
                                       tree_parents.begin() + tree_start_loc[s + 1]);
@@ -116,6 +119,11 @@ TEST(CallLists, FirstKeysMayHideAll) {
   expect_right(config(), {.first_keys = kFirstKeys});
 }
 
+TEST(CallLists, KeysThatAWindowDoesNotHide) {
+  for (const std::int32_t left : {0, 3})
+    expect_right(windowed(left, -1), {.first_keys = {0, 0, 1, 0, 0}, .keep_keys = {2, 1, 4, 0, 9}});
+}
+
 TEST(CallLists, QueriesThatOutnumberTheirKeysStandInChunksOfTheirOwn) {
   AttentionConfig layer = config();
   layer.attention_chunk_size = 8;
@@ -166,15 +174,15 @@ TEST(CallLists, AreRefusedByName) {
   const auto& context = all_contexts().front();
   const Sequences sequences(context, kCached);
   const Paged pages(sequences);
-  const auto error = [&](const Lists& lists) {
+  const auto error = [&](const Lists& lists, const AttentionConfig& layer = config()) {
     AttentionArguments call = sequences.call();
     lists.give(call);
     const auto contiguous =
-        test::error_text([&] { clattn::attention(sequences.queue, call, config()); });
+        test::error_text([&] { clattn::attention(sequences.queue, call, layer); });
     call = pages.call(sequences);
     lists.give(call);
     EXPECT_EQ(test::error_text(
-                  [&] { clattn::paged_attention(sequences.queue, call, pages.cache, config()); }),
+                  [&] { clattn::paged_attention(sequences.queue, call, pages.cache, layer); }),
               contiguous);
     return contiguous;
   };
@@ -197,6 +205,15 @@ TEST(CallLists, AreRefusedByName) {
             "request 4: spans[1] is 6 … 9, legal: from 8 on, ascending, disjoint");
   EXPECT_EQ(error({.first_keys = {0, 0, 10, 0, 0}}),
             "request 2: first_keys is 10, legal: 0 … 9 (seq_lens)");
+  EXPECT_EQ(error({.keep_keys = {0, 0, 10, 0, 0}}, windowed(3, -1)),
+            "request 2: keep_keys is 10, legal: 0 … 9 (seq_lens)");
+  AttentionArguments keeping = sequences.call();
+  const std::vector<std::int32_t> none(5);
+  keeping.keep_keys = none;
+  EXPECT_NE(test::error_text([&] { clattn::attention(sequences.queue, keeping, config()); },
+                             clattn::ErrorCode::kUnsupported)
+                .find("use_keep_keys is true, supported without sliding_window"),
+            std::string::npos);
   EXPECT_EQ(sequences.download(sequences.out),
             std::vector<float>(sequences.tokens() * kRow, kUntouched));
 }

@@ -26,6 +26,7 @@ constexpr std::size_t kTokens = 3;  // of the batches below
 clattn::AttentionConfig listing(std::int32_t window = 5) {
   clattn::AttentionConfig config = small_test::config();
   config.use_spans = config.use_directions = config.use_first_keys = true;
+  config.use_keep_keys = true;
   config.span_rule = SpanRule::kClipLeft;
   config.sliding_window = window;
   return config;
@@ -41,16 +42,19 @@ clattn::BuilderOptions recordable() {
 /// Two queries of 11 keys, and one of 7.
 struct Listed : Batch {
   std::vector<Direction> direction;
-  std::vector<std::int32_t> first_keys, span_start_loc, spans;
-  Listed(Direction of_first, std::int32_t first_key, std::vector<std::int32_t> spans_of_first)
+  std::vector<std::int32_t> first_keys, keep_keys, span_start_loc, spans;
+  Listed(Direction of_first, std::int32_t first_key, std::vector<std::int32_t> spans_of_first,
+         std::int32_t kept_of_first = 0)
       : Batch({0, 2, 3}, {11, 7}, {7, 3, 9, 5, 8, 0}),
         direction{of_first, Direction::kCausal},
         first_keys{0, first_key},
+        keep_keys{kept_of_first, 0},
         spans(std::move(spans_of_first)) {
     const auto number = static_cast<std::int32_t>(spans.size() / 2);
     span_start_loc = {0, number, number};
     metadata.direction = direction;
     metadata.first_keys = first_keys;
+    metadata.keep_keys = keep_keys;
     metadata.span_start_loc = span_start_loc;
     metadata.spans = spans;
   }
@@ -66,11 +70,12 @@ std::vector<float> eager(const Call& call, const clattn::AttentionConfig& config
 
 TEST(ListSteps, ARecordedStepReplaysWithOtherLists) {
   const Listed recorded(Direction::kCausal, 0, {}), canvas(Direction::kCanvas, 3, {}),
-      spans(Direction::kCausal, 6, {7, 11}), both(Direction::kBothWays, 0, {0, 4, 8, 10});
+      spans(Direction::kCausal, 6, {7, 11}), both(Direction::kBothWays, 0, {0, 4, 8, 10}),
+      kept(Direction::kCausal, 0, {}, 2);
   for (const auto& context : small_test::all_contexts()) {
     const Call call(context, listing(), recordable());
     std::vector<std::vector<float>> wanted;
-    for (const Listed* each : {&recorded, &canvas, &spans, &both})
+    for (const Listed* each : {&recorded, &canvas, &spans, &both, &kept})
       wanted.push_back(eager(call, listing(), *each));
     for (std::size_t i = 1; i < wanted.size(); ++i) EXPECT_NE(wanted[i], wanted[0]);
     const auto& metadata = call.builder->build(call.queue, recorded.metadata);
@@ -78,7 +83,7 @@ TEST(ListSteps, ARecordedStepReplaysWithOtherLists) {
     call.forward(metadata);
     const clattn::Graph graph = capture.end();
     std::size_t i = 0;
-    for (const Listed* each : {&recorded, &canvas, &spans, &both}) {
+    for (const Listed* each : {&recorded, &canvas, &spans, &both, &kept}) {
       call.queue.write(call.out, std::vector<std::byte>(call.out.size_bytes()));
       call.builder->build(call.queue, each->metadata);
       graph.replay(call.queue);
@@ -116,7 +121,7 @@ TEST(ListSteps, AnAttentionStateTakesTheListsOfItsSteps) {
 }
 
 TEST(ListSteps, UpdateBlockTableKeepsTheLists) {
-  const Listed canvas(Direction::kCanvas, 3, {8, 11}), plain(Direction::kCausal, 0, {});
+  const Listed canvas(Direction::kCanvas, 3, {8, 11}, 1), plain(Direction::kCausal, 0, {});
   for (const auto& context : small_test::all_contexts()) {
     const Call call(context, listing()), other(context, listing());
     const std::vector<float> want = eager(call, listing(), canvas);
@@ -144,7 +149,8 @@ TEST(ListSteps, LayersThatDifferFromTheirStepAreRefused) {
   EXPECT_EQ(refusal([](Config&) {}), "no error");
   const std::string differs =
       "attn_metadata: planned for another window, span_rule, use_spans, use_directions, "
-      "use_first_keys or use_trees than this layer's; legal: a builder with the layer's own";
+      "use_first_keys, use_keep_keys or use_trees than this layer's; legal: a builder with the "
+      "layer's own";
   EXPECT_EQ(refusal([](Config& c) { c.sliding_window = 4; }), differs);
   EXPECT_EQ(refusal([](Config& c) { c.attention_chunk_size = 64; }), differs);
   EXPECT_EQ(refusal([](Config& c) { c.span_rule = SpanRule::kClipBoth; }), differs);
@@ -155,8 +161,9 @@ TEST(ListSteps, LayersThatDifferFromTheirStepAreRefused) {
             differs);
   EXPECT_EQ(refusal([](Config& c) { c.use_directions = false; }), differs);
   EXPECT_EQ(refusal([](Config& c) { c.use_first_keys = false; }), differs);
+  EXPECT_EQ(refusal([](Config& c) { c.use_keep_keys = false; }), differs);
   EXPECT_EQ(refusal([](Config& c) {
-              c.use_spans = c.use_directions = c.use_first_keys = false;
+              c.use_spans = c.use_directions = c.use_first_keys = c.use_keep_keys = false;
               c.span_rule = SpanRule::kWhole;
             }),
             differs);
@@ -171,10 +178,11 @@ TEST(ListSteps, CausalBesideDirectionsIsRefused) {
 }
 
 /// A batch with one list alone.
-enum class List : std::uint8_t { kDirection, kSpans, kFirstKeys };
+enum class List : std::uint8_t { kDirection, kSpans, kFirstKeys, kKeepKeys };
 void keep_only(List list, clattn::CommonAttentionMetadata& batch) {
   if (list != List::kDirection) batch.direction = {};
   if (list != List::kFirstKeys) batch.first_keys = {};
+  if (list != List::kKeepKeys) batch.keep_keys = {};
   if (list != List::kSpans) batch.span_start_loc = batch.spans = {};
 }
 
@@ -194,10 +202,12 @@ TEST(ListSteps, CascadesRefuseThemByName) {
   EXPECT_EQ(refusal(List::kSpans), "cascade attention: spans holds 2 elements, legal: none");
   EXPECT_EQ(refusal(List::kFirstKeys),
             "cascade attention: first_keys holds 2 elements, legal: none");
+  EXPECT_EQ(refusal(List::kKeepKeys), "cascade attention: keep_keys holds 2 elements, legal: none");
   for (const auto field :
        {&clattn::AttentionConfig::use_spans, &clattn::AttentionConfig::use_directions,
-        &clattn::AttentionConfig::use_first_keys}) {
+        &clattn::AttentionConfig::use_first_keys, &clattn::AttentionConfig::use_keep_keys}) {
     clattn::AttentionConfig config = small_test::config();
+    config.sliding_window = 5;
     config.*field = true;
     EXPECT_NE(error_text([&] { clattn::CascadeImpl(call.context, *call.backend, config); },
                          clattn::ErrorCode::kUnsupported)
@@ -221,12 +231,15 @@ TEST(ListSteps, PluginsRefuseThemByName) {
             "direction holds 2 elements, legal without use_directions: none");
   EXPECT_EQ(answer(List::kFirstKeys),
             "first_keys holds 2 elements, legal without use_first_keys: none");
+  EXPECT_EQ(answer(List::kKeepKeys),
+            "keep_keys holds 2 elements, legal without use_keep_keys: none");
   EXPECT_EQ(answer(List::kSpans), "no error") << "its layers have no use_spans";
   for (const auto& [name, field] : {std::pair{"use_spans", &clattn::AttentionConfig::use_spans},
                                     {"use_directions", &clattn::AttentionConfig::use_directions},
-                                    {"use_first_keys", &clattn::AttentionConfig::use_first_keys}})
-    EXPECT_EQ(plugin.backend()->why_not(field, true),
-              std::vector<std::string>{std::string(name) + " not supported by plugins"});
+                                    {"use_first_keys", &clattn::AttentionConfig::use_first_keys},
+                                    {"use_keep_keys", &clattn::AttentionConfig::use_keep_keys}})
+    EXPECT_EQ(plugin.backend()->why_not(field, true).back(),
+              std::string(name) + " not supported by plugins");
 }
 
 }  // namespace

@@ -113,6 +113,43 @@ TEST(UnseenPages, AreThoseThatNoRowOfAListSees) {
   });
 }
 
+/// 23 keys in six pages of 4, of which a window sees those from page `seen` on and a request keeps
+/// three: the pages between may hold anything, and so may their block ids.
+void expect_unseen_gap(std::int32_t window, std::int32_t queries, std::int32_t num_splits,
+                       std::size_t seen) {
+  clattn::AttentionConfig config = windowed(window, 0);
+  config.use_keep_keys = true;
+  clattn::BuilderOptions options = Call::builder_options();
+  options.num_splits = num_splits;
+  const std::vector<std::int32_t> keep_keys = {3, 0};
+  for (const auto& context : small_test::all_contexts()) {
+    SCOPED_TRACE(fmt::format("{} queries, {} splits", queries, num_splits));
+    const Call call(context, config, options);
+    const auto tokens = static_cast<std::size_t>(queries) + 1;
+    Freed whole(queries, 0), freed(queries, 0), too_many(queries, 0);
+    for (std::size_t i = 1; i <= seen; ++i)
+      (i < seen ? freed : too_many).table[i] = i % 2 == 0 ? -1 : kHuge;
+    for (Freed* each : {&whole, &freed, &too_many}) each->metadata.keep_keys = keep_keys;
+    call.forward(call.builder->build(call.queue, whole.metadata));
+    const std::vector<float> want = call.rows(tokens);
+    for (std::size_t i = 1; i < seen; ++i) call.poison(whole.table[i]);
+    call.poison(0);  // nobody's: what stands for a page that is not there
+    call.forward(call.builder->build(call.queue, freed.metadata));
+    EXPECT_EQ(call.rows(tokens), want);
+    EXPECT_EQ(error_text([&] { call.builder->build(call.queue, too_many.metadata); }),
+              fmt::format("request 0: block_table[{}] is {}, legal: 0 … 15 (num_blocks 16)", seen,
+                          seen % 2 == 0 ? -1 : kHuge));
+  }
+}
+
+TEST(UnseenPages, AreThoseBetweenKeptKeysAndTheWindow) {
+  for (const std::int32_t splits : {0, 1, 2}) {
+    expect_unseen_gap(5, 1, splits, 4);  // from key 18 on: page 4
+    expect_unseen_gap(5, 3, splits, 4);  // 16
+    expect_unseen_gap(6, 3, splits, 3);  // 15
+  }
+}
+
 TEST(UnseenPages, HoldAnythingInRecordedSteps) {
   for (const auto& context : small_test::all_contexts()) {
     clattn::BuilderOptions options = Call::builder_options();
@@ -128,6 +165,31 @@ TEST(UnseenPages, HoldAnythingInRecordedSteps) {
     EXPECT_NE(want.front(), -7);
     call.queue.write(call.out, std::vector<std::byte>(call.out.size_bytes()));
     call.builder->build(call.queue, freed.metadata);
+    graph.replay(call.queue);
+    EXPECT_EQ(call.rows(2), want);
+  }
+}
+
+TEST(UnseenPages, HoldAnythingInTheGapOfARecordedStep) {
+  clattn::AttentionConfig config = windowed(5, 0);
+  config.use_keep_keys = true;
+  clattn::BuilderOptions options = Call::builder_options();
+  options.graph_batch_size = 2;
+  const std::vector<std::int32_t> keep_keys = {3, 0};
+  for (const auto& context : small_test::all_contexts()) {
+    const Call eager(context, config), call(context, config, options);
+    Freed plain(1, 0), whole(1, 0), freed(1, 0);
+    for (Freed* each : {&whole, &freed}) each->metadata.keep_keys = keep_keys;
+    for (std::size_t page = 1; page < 4; ++page) freed.table[page] = -1;
+    eager.forward(eager.builder->build(eager.queue, whole.metadata));
+    const std::vector<float> want = eager.rows(2);
+    const auto& metadata = call.builder->build(call.queue, plain.metadata);
+    clattn::GraphCapture capture(call.queue);
+    call.forward(metadata);
+    const clattn::Graph graph = capture.end();
+    call.builder->build(call.queue, freed.metadata);
+    for (std::size_t page = 1; page < 4; ++page) call.poison(whole.table[page]);
+    call.poison(0);
     graph.replay(call.queue);
     EXPECT_EQ(call.rows(2), want);
   }

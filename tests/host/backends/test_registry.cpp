@@ -250,6 +250,14 @@ TEST_F(Registry, WhatABatchSaysOfRequestsIsForLayersWithTheirOwnKeys) {
             (Names{"span_rule is clip_left, supported without use_spans: whole"}));
   config.use_spans = config.use_directions = config.use_first_keys = true;
   EXPECT_EQ(backend.validate_configuration(config, nullptr), Names{});
+  config.use_keep_keys = true;
+  EXPECT_EQ(backend.validate_configuration(config, nullptr),
+            (Names{"use_keep_keys is true, supported without sliding_window, window_left and "
+                   "attention_chunk_size: false"}));
+  config.attention_chunk_size = 8;
+  EXPECT_EQ(backend.validate_configuration(config, nullptr), Names{});
+  config.attention_chunk_size = 0;
+  config.use_keep_keys = false;
   config.attn_type = clattn::AttentionType::kEncoderOnly;
   EXPECT_EQ(backend.validate_configuration(config, nullptr), Names{});
   config.attn_type = clattn::AttentionType::kEncoder;

@@ -26,6 +26,7 @@ struct Plan {
   std::vector<ClaMergeItem> merges;
   std::vector<ClaSplit> splits;  ///< under lengths_are_bounds
   std::vector<ClaListedRow> listed;
+  std::vector<std::int32_t> gap_rows;
 };
 
 constexpr int kPoisonByte = 0xa5;
@@ -70,6 +71,7 @@ inline std::int32_t at_of(std::size_t tile_class, std::int32_t index) {
 
 /// Where make_plan() says that the listed rows begin, counted in rows.
 constexpr std::int32_t kListedAt = 77;
+constexpr std::int32_t kGapRowsAt = 4321;  ///< the rows with gaps, in ints
 
 /// Counts, then writes into poisoned memory of exactly that size. `problem` says what was wrong.
 inline Plan make_plan(const PlannerConfig& config, const Batch& batch, std::string* problem) {
@@ -93,10 +95,14 @@ inline Plan make_plan(const PlannerConfig& config, const Batch& batch, std::stri
   resize_with_poison(plan.listed, plan.counts.num_listed);
   output.listed = plan.listed;
   output.listed_at = kListedAt;
+  resize_with_poison(plan.gap_rows, plan.counts.num_gap_ints);
+  output.gap_rows = plan.gap_rows;
+  output.gap_rows_at = kGapRowsAt;
   cut.write(pages_at, output);
   bool clean = take_written(plan.merges);
   clean = take_written(plan.splits) && clean;
   clean = take_written(plan.listed) && clean;
+  clean = take_written(plan.gap_rows) && clean;
   for (auto& items : plan.items) clean = take_written(items) && clean;
   if (!clean) *problem = "an element was left unwritten or one past the end was written";
   return plan;
@@ -197,6 +203,11 @@ class PlanChecker {
            " has no keys, or keys that nobody sees");
     expect(nothing || item.kv_end == seen.end || item.kv_end % config_.block_size == 0, item,
            " ends inside a page");
+    const bool skips = end - begin <= config_.gap_split_query_len && plan_.cuts.num_splits != 1;
+    const std::int64_t gap_begin = whole_page(seen.gap_begin);
+    const std::int64_t gap_end = seen.gap_end - seen.gap_end % config_.block_size;
+    expect(!skips || gap_begin >= gap_end || item.kv_end <= gap_begin || item.kv_begin >= gap_end,
+           item, " reads a page in a gap");
     for (std::int32_t i = 0; i < item.q_count; ++i) {
       pieces_[static_cast<std::size_t>(item.q_row + i)].push_back(
           {item.kv_begin, item.kv_end, item.partial_row < 0 ? -1 : item.partial_row + i, tile_class,
@@ -205,15 +216,36 @@ class PlanChecker {
     }
   }
 
+  // The first page border from a position on.
+  std::int64_t whole_page(std::int64_t position) const {
+    return (position + config_.block_size - 1) / config_.block_size * config_.block_size;
+  }
+
   // The keys that the rows of an item see together.
   Keys seen_by_item(const ClaWorkItem& item) const {
     Keys all;
     for (std::int32_t i = 0; i < item.q_count; ++i) {
       const Keys& seen = seen_[static_cast<std::size_t>(item.q_row + i)];
       if (seen.none()) continue;
-      all = {all.none() ? seen.begin : all.begin, seen.end};
+      if (all.none()) all = seen;
+      all.end = seen.end;  // gaps begin alike and only grow
     }
     return all;
+  }
+
+  // Where the keys of a listed row behind its gap begin; its gap must be the one that it has.
+  std::int32_t check_gap(const ClaWorkItem& item, const ClaListedRow& row, const Keys& seen) {
+    expect(seen.gap_end == 0 || row.gaps_at != 0, item, " lists no gap for a row that has one");
+    if (row.gaps_at == 0) return row.begin;
+    ClaGapRow gaps;
+    std::memcpy(&gaps, &plan_.gap_rows[static_cast<std::size_t>(row.gaps_at - kGapRowsAt)],
+                sizeof(gaps));
+    const bool right = seen.gap_end > 0
+                           ? gaps.context_begin == seen.gap_end && gaps.kept_end == seen.gap_begin
+                           : seen.none() || gaps.context_begin == seen.begin;
+    expect(right, item, " lists another gap than a row has");
+    expect(gaps.tree_begin >= row.end, item, " lists a tree");
+    return gaps.context_begin;
   }
 
   // Where the rows of an item stand, which is what their keys follow from, unless they are listed.
@@ -233,31 +265,33 @@ class PlanChecker {
     const std::int32_t number = item.q_pos - CLA_LISTED - kListedAt;
     if (number < 1 || number + item.q_count > static_cast<std::int32_t>(plan_.listed.size()))
       return expect(false, item, " has rows that are in no list");
-    check_listed_item(item, static_cast<std::size_t>(number));
+    std::int32_t last_begin = 0;  // behind gaps
     for (std::int32_t i = 0; i < item.q_count; ++i) {
       const auto at = static_cast<std::size_t>(number + i);
       const ClaListedRow& row = plan_.listed[at];
       const Keys& seen = seen_[static_cast<std::size_t>(item.q_row + i)];
       is_listed_[at] = true;
       expect(row.position == position + i, item, " lists another position");
-      expect(seen.none() ? row.begin >= row.end : Keys{row.begin, row.end} == seen, item,
-             " lists other keys than a row sees");
+      expect(seen.none() ? row.begin >= row.end : row.begin == seen.begin && row.end == seen.end,
+             item, " lists other keys than a row sees");
+      last_begin = std::max(last_begin, check_gap(item, row, seen));
       expect(i == 0 ||
                  (row.begin >= plan_.listed[at - 1].begin && row.end >= plan_.listed[at - 1].end),
              item, " lists ends that fall");
     }
+    check_listed_item(item, static_cast<std::size_t>(number), last_begin);
   }
 
   // In front of an item's rows: what some of them see, and what all of them see.
-  void check_listed_item(const ClaWorkItem& item, std::size_t first) {
+  void check_listed_item(const ClaWorkItem& item, std::size_t first, std::int32_t last_begin) {
     const ClaListedRow& all = plan_.listed[first - 1];
     is_listed_[first - 1] = true;
     const auto rows =
         std::span(plan_.listed).subspan(first, static_cast<std::size_t>(item.q_count));
     expect(all.begin == std::ranges::min(rows, {}, &ClaListedRow::begin).begin &&
                all.end == std::ranges::max(rows, {}, &ClaListedRow::end).end &&
-               all.position == std::ranges::max(rows, {}, &ClaListedRow::begin).begin &&
-               all.tree_at == std::ranges::min(rows, {}, &ClaListedRow::end).end,
+               all.position == last_begin &&
+               all.gaps_at == std::ranges::min(rows, {}, &ClaListedRow::end).end,
            item, " lists other ends than its rows have");
   }
 
@@ -273,7 +307,9 @@ class PlanChecker {
       std::int32_t covered = pieces.front().begin;
       expect(seen.none() || covered <= seen.begin, token, " misses its first keys");
       for (const Piece& piece : pieces) {
-        expect(piece.begin == covered, token, " has a gap or an overlap in its keys");
+        const bool in_gap = seen.gap_begin <= covered && piece.begin <= seen.gap_end;
+        expect(piece.begin == covered || (piece.begin > covered && in_gap), token,
+               " has a gap or an overlap in its keys");
         covered = piece.end;
         expect((piece.partial_row < 0) == (pieces.size() == 1), token,
                " has partial rows without a split, or a split without them");

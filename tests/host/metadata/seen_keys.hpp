@@ -32,7 +32,10 @@ class LookingRow {
     const bool span = config_.lists.spans && share_span(key);
     const SpanRule rule = config_.lists.span_rule;
     if (span && rule == SpanRule::kWhole) return true;
-    if (!left_reaches(key) || !in_chunks(key)) return false;
+    if (chunks_back(key) < 0) return false;
+    if (!left_reaches(key) || chunks_back(key) > config_.window.chunk_lookback) {
+      if (!is_kept(key)) return false;
+    }
     if (direction_ != clattn::Direction::kCausal) return right_reaches(key);
     const bool ahead = rule == SpanRule::kClipLeft || right_reaches(key);
     return key <= p_ || (span && ahead);
@@ -46,10 +49,11 @@ class LookingRow {
   bool right_reaches(std::int64_t key) const {
     return config_.window.right < 0 || is_canvas() || key - p_ <= config_.window.right;
   }
-  bool in_chunks(std::int64_t key) const {
-    if (config_.window.chunk == 0) return true;
-    const std::int64_t back = p_ / config_.window.chunk - key / config_.window.chunk;
-    return back >= 0 && back <= config_.window.chunk_lookback;
+  bool is_kept(std::int64_t key) const {
+    return config_.lists.keep_keys && !batch_.keep_keys.empty() && key < batch_.keep_keys[r_];
+  }
+  std::int64_t chunks_back(std::int64_t key) const {
+    return config_.window.chunk == 0 ? 0 : p_ / config_.window.chunk - key / config_.window.chunk;
   }
   bool share_span(std::int64_t key) const {
     if (batch_.spans.empty()) return false;
@@ -68,9 +72,13 @@ class LookingRow {
   clattn::Direction direction_ = clattn::Direction::kCausal;
 };
 
-/// Positions of keys that a query sees; without any, where those of the query before it end.
+/// Positions of keys that a query sees; without any, where those of the query before it end. Behind
+/// kept keys there may be a gap.
 struct Keys {
   std::int64_t begin = 0, end = 0;
+  std::int64_t gap_begin = 0, gap_end = 0;
+  /// Where the keys behind the gap begin.
+  std::int64_t rest() const { return gap_end > 0 ? gap_end : begin; }
   bool none() const { return end <= begin; }
   bool operator==(const Keys&) const = default;
 };
@@ -91,13 +99,19 @@ inline Keys plain_keys(const clattn::detail::PlannerConfig& config, bool causal,
   return keys;
 }
 
-/// The same with lists. Appends to `problem` if they are not next to each other.
-inline Keys listed_keys(const LookingRow& row, std::int64_t seq_len, std::string& problem) {
+/// The same with lists. Appends to `problem` if they are not next to each other, but for one gap
+/// where keys are kept.
+inline Keys listed_keys(const LookingRow& row, std::int64_t seq_len, bool keeps,
+                        std::string& problem) {
   Keys seen;
   for (std::int64_t key = 0; key < seq_len; ++key) {
     if (!row.sees(key)) continue;
     if (seen.none()) seen = {key, key};
-    if (seen.end != key) problem += "a query sees keys with a gap between them; ";
+    if (seen.end != key) {
+      if (!keeps || seen.gap_end > 0) problem += "a query sees keys with a gap between them; ";
+      seen.gap_begin = seen.end;
+      seen.gap_end = key;
+    }
     seen.end = key + 1;
   }
   return seen;
@@ -117,9 +131,10 @@ inline std::vector<Keys> seen_keys(const clattn::detail::PlannerConfig& config, 
         all.push_back(plain_keys(config, batch.causal, p, seq_len));
         continue;
       }
-      Keys seen = listed_keys(LookingRow(config, batch, r, p), seq_len, problem);
+      Keys seen =
+          listed_keys(LookingRow(config, batch, r, p), seq_len, config.lists.keep_keys, problem);
       if (seen.none()) seen = {before.end, before.end};
-      if (seen.begin < before.begin || seen.end < before.end)
+      if (seen.rest() < before.rest() || seen.end < before.end)
         problem += "a query sees less than the one before it; ";
       before = seen;
       all.push_back(seen);

@@ -16,7 +16,7 @@ using test::Batch;
 using test::error_text;
 using Ints = std::vector<std::int32_t>;
 
-constexpr ListRules kAll{.spans = true, .directions = true, .first_keys = true};
+constexpr ListRules kAll{.spans = true, .directions = true, .first_keys = true, .keep_keys = true};
 
 Batch three_requests() {
   return test::make_batch({{1, 9}, {0, 4}, {5, 7}}, 16);
@@ -38,6 +38,7 @@ TEST(CheckLists, TakesWhatIsLegal) {
   EXPECT_EQ(refusal(batch), "no error");
   batch.direction = {Direction::kBothWays, Direction::kCausal, Direction::kCanvas};
   batch.first_keys = {9, 0, 3};
+  batch.keep_keys = {0, 4, 7};
   batch.span_start_loc = {0, 1, 1, 4};
   batch.spans = {8, 900, 0, 0, 0, 2, 2, INT32_MAX};
   EXPECT_EQ(refusal(batch), "no error");
@@ -56,6 +57,10 @@ TEST(CheckLists, ListsThatNoRuleLooksAt) {
   EXPECT_EQ(refusal(batch, {.directions = true}),
             "first_keys holds 3 elements, legal without use_first_keys: none");
   batch.first_keys.clear();
+  batch.keep_keys = {0, 0, 0};
+  EXPECT_EQ(refusal(batch, {.first_keys = true}),
+            "keep_keys holds 3 elements, legal without use_keep_keys: none");
+  batch.keep_keys.clear();
   batch.spans = {5, 0};
   EXPECT_NE(refusal(batch, {}), "no error") << "nonsense is nonsense for all layers";
 }
@@ -103,6 +108,23 @@ TEST(CheckLists, FirstKeys) {
   EXPECT_EQ(refusal(batch), "request 0: first_keys is -1, legal: 0 … 9 (seq_lens)");
 }
 
+TEST(CheckLists, KeepKeys) {
+  Batch batch = three_requests();
+  batch.keep_keys = {0};
+  EXPECT_EQ(refusal(batch), "keep_keys holds 1 elements, legal: 3 (num_reqs), or none");
+  batch.keep_keys = {0, 5, 0};
+  EXPECT_EQ(refusal(batch), "request 1: keep_keys is 5, legal: 0 … 4 (seq_lens)");
+  batch.keep_keys = {-1, 0, 0};
+  EXPECT_EQ(refusal(batch), "request 0: keep_keys is -1, legal: 0 … 9 (seq_lens)");
+  batch.keep_keys = {0, 0, 3};
+  const Ints starts = {0, 0, 0, 5}, parents = {-1, 0, 0, 1, 2};
+  CommonAttentionMetadata view = batch.view();
+  view.tree_start_loc = starts;
+  view.tree_parents = parents;
+  EXPECT_EQ(error_text([&] { check_lists(view, {.keep_keys = true, .trees = true}); }),
+            "request 2: keep_keys is 3, legal with its tree: 0 … 2");
+}
+
 /// Calls `expect` with a batch for each list, and what refuse_lists() says of it.
 template <typename Expect>
 void for_each_list(const Batch& plain, Expect expect) {
@@ -117,6 +139,9 @@ void for_each_list(const Batch& plain, Expect expect) {
   batch = plain;
   batch.first_keys.assign(static_cast<std::size_t>(batch.num_reqs), 0);
   expect(batch, fmt::format("first_keys holds {} elements, legal: none", batch.num_reqs));
+  batch = plain;
+  batch.keep_keys.assign(static_cast<std::size_t>(batch.num_reqs), 0);
+  expect(batch, fmt::format("keep_keys holds {} elements, legal: none", batch.num_reqs));
 }
 
 TEST(RefuseLists, BatchesThatAreMadeOfOthersHaveNone) {

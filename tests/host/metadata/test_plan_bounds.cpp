@@ -246,7 +246,7 @@ TEST(PlanBounds, HoldTheTreesOfDrafts) {
       EXPECT_LE(needed.num_items[0], bound.num_items[0]);
       EXPECT_LE(needed.num_merges, bound.num_merges);
       EXPECT_LE(needed.num_listed, bound.num_listed);
-      EXPECT_LE(needed.num_tree_ints, bound.num_tree_ints);
+      EXPECT_LE(needed.num_gap_ints, bound.num_gap_ints);
     }
   }
 }

@@ -98,6 +98,7 @@ void assert_within_bounds(const PlannerConfig& config, const Batch& batch, const
   RC_ASSERT(plan.counts.most_splits <= bound.most_splits);
   RC_ASSERT(plan.counts.num_partial_rows <= bound.num_partial_rows);
   RC_ASSERT(plan.counts.num_listed <= bound.num_listed);
+  RC_ASSERT(plan.counts.num_gap_ints <= bound.num_gap_ints);
 }
 
 TEST(PlannerProperties, PlansAreCorrectAndWithinBounds) {
@@ -137,56 +138,75 @@ Batch any_listed_batch(PlannerConfig& config) {
       .spans = one_of({true, true, false}),
       .directions = *rc::gen::arbitrary<bool>(),
       .first_keys = *rc::gen::arbitrary<bool>(),
+      .keep_keys = *rc::gen::arbitrary<bool>(),
       .span_rule = one_of({SpanRule::kWhole, SpanRule::kClipLeft, SpanRule::kClipBoth})};
   const bool directed = *rc::gen::arbitrary<bool>(), later = *rc::gen::arbitrary<bool>();
+  const bool keeps = *rc::gen::arbitrary<bool>();
   for (const test::Request& request : requests) {
     if (directed)
       batch.direction.push_back(
           one_of({Direction::kBothWays, Direction::kCausal, Direction::kCanvas}));
     if (later) batch.first_keys.push_back(between(0, one_of({0, request.seq_len})));
+    if (keeps)
+      batch.keep_keys.push_back(
+          std::min(between(0, one_of({0, 3, 40, request.seq_len})), request.seq_len));
     add_spans(batch, request.seq_len);
   }
   return batch;
 }
 
-/// The first page that holds a key which a query of the request sees; without one, -1.
-std::int32_t first_seen_page(const PlannerConfig& config, const Batch& batch, std::int32_t r) {
+/// Of each page of a request, whether a query sees a key in it.
+std::vector<bool> seen_pages(const PlannerConfig& config, const Batch& batch, std::int32_t r) {
   const auto row = static_cast<std::size_t>(r);
   const std::int32_t seq_len = batch.seq_lens[row];
   const std::int32_t queries = batch.query_start_loc[row + 1] - batch.query_start_loc[row];
-  for (std::int32_t key = 0; key < seq_len; ++key) {
-    for (std::int32_t p = seq_len - queries; p < seq_len; ++p)
-      if (test::LookingRow(config, batch, r, p).sees(key)) return key / config.block_size;
+  std::vector<bool> seen(static_cast<std::size_t>(seq_len / config.block_size) + 1);
+  for (std::int32_t p = seq_len - queries; p < seq_len; ++p) {
+    const test::LookingRow looking(config, batch, r, p);
+    for (std::int32_t key = 0; key < seq_len; ++key) {
+      if (looking.sees(key)) seen[static_cast<std::size_t>(key / config.block_size)] = true;
+    }
   }
-  return -1;
+  return seen;
+}
+
+/// Pages whose ids may be anything are those that no query sees, left of all keys and in a gap.
+void assert_unseen_pages(const PlannerConfig& config, const Batch& batch, std::int32_t r) {
+  const std::vector<bool> seen = seen_pages(config, batch, r);
+  const auto first = static_cast<std::size_t>(std::ranges::find(seen, true) - seen.begin());
+  if (first == seen.size()) return;
+  // Pages of new tokens are written, whatever their rows see.
+  const auto row = static_cast<std::size_t>(r);
+  const std::int32_t query_len = batch.query_start_loc[row + 1] - batch.query_start_loc[row];
+  const std::int32_t before = std::max(batch.seq_lens[row] - query_len, 0);
+  const auto first_new = static_cast<std::size_t>(before / config.block_size);
+  const UnseenPages unseen = unseen_pages(config, batch.view(), r);
+  RC_ASSERT(unseen.first == std::min(first, first_new));
+  for (std::size_t page = first; page < first_new; ++page)
+    RC_ASSERT(seen[page] == !(unseen.gap_begin <= page && page < unseen.gap_end));
 }
 
 // Rows that lists say something of see what the rules say of each key.
 TEST(PlannerProperties, PlansWithListsAreCorrectAndWithinBounds) {
-  int num_listed = 0, num_plain = 0;
+  int num_listed = 0, num_plain = 0, num_around_gaps = 0;
   expect_property(
       [&] {
         PlannerConfig config = any_config();
         const Batch batch = any_listed_batch(config);
+        config.gap_split_query_len = fit_gap_split_query_len(config, limits_of(batch));
+        if (*rc::gen::arbitrary<bool>())
+          config.gap_split_query_len = std::min(config.gap_split_query_len, 5);
         Plan plan;
         RC_ASSERT(plan_problem(config, batch, &plan) == "");
         assert_within_bounds(config, batch, plan);
         (plan.counts.num_listed > 0 ? num_listed : num_plain) += 1;
-        for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-          const std::int32_t first = first_seen_page(config, batch, r);
-          if (first < 0) continue;
-          // Pages of new tokens are written, whatever their rows see.
-          const auto row = static_cast<std::size_t>(r);
-          const std::int32_t query_len =
-              batch.query_start_loc[row + 1] - batch.query_start_loc[row];
-          const std::int32_t first_new = std::max(batch.seq_lens[row] - query_len, 0);
-          RC_ASSERT(unseen_pages(config, batch.view(), r) ==
-                    static_cast<std::size_t>(std::min(first, first_new / config.block_size)));
-        }
+        if (plan.counts.num_gap_ints > 0 && plan.counts.num_partial_rows > 0) ++num_around_gaps;
+        for (std::int32_t r = 0; r < batch.num_reqs; ++r) assert_unseen_pages(config, batch, r);
       },
       10000);
   EXPECT_GT(num_listed, 2000);
   EXPECT_GT(num_plain, 1000);
+  EXPECT_GT(num_around_gaps, 50);
 }
 
 /// What a request's own part of a plan looks like, free of its place in the batch.

@@ -91,6 +91,11 @@ constexpr Fault kFaults[] = {
        for (std::int32_t& key : c.first_keys) changed = (key > 0 && key-- > 0) || changed;
        return changed;
      }},
+    {"one kept key more",
+     [](AttentionCall& c) {
+       for (std::int32_t& keys : c.keep_keys) ++keys;
+       return !c.keep_keys.empty();
+     }},
     {"spans ignored",
      [](AttentionCall& c) { return !c.spans.empty() && clear(c.config.use_spans); }},
     {"ignored spans looked at",
