@@ -2,10 +2,11 @@
 """Compares what vLLM answers by CLAttn with what it answers by its own CPU backend.
 
 The same requests are served with and without the plug-in: chunked prefill and prefix caching are
-on, and prompts share prefixes. In f32 every greedy token must be equal; with --ranks N also to
-those of one rank. In f16 and bf16 the logarithms of the tokens' probabilities (of an encoder, its
-vectors) may differ from those in f32 at most twice as much as vLLM's own do. Exits with 1
-otherwise, and if CLAttn did not serve every layer.
+on, and prompts share prefixes. Models whose next tokens are drafted are served with drafts by the
+plug-in and without any by vLLM's own backend. In f32 every greedy token must be equal; with
+--ranks N also to those of one rank. In f16 and bf16 the logarithms of the tokens' probabilities (of
+an encoder, its vectors) may differ from those in f32 at most twice as much as vLLM's own do. Exits
+with 1 otherwise, if CLAttn did not serve every layer, and if no draft was accepted.
 """
 
 import argparse
@@ -46,6 +47,8 @@ class Run:
         command = [sys.executable, str(Path(__file__).with_name("serve.py"))]
         command += ["--folder", str(folder), "--run", self.name, "--requests", str(count)]
         command += ["--dtype", self.dtype, "--ranks", str(self.ranks), *names]
+        if self.plugins == "clattn":
+            command.append("--drafts")
         log = (folder / f"{self.name}.log").open("w")
         return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
@@ -120,9 +123,13 @@ def compare(model: str, runs: list[Run], folder: Path, count: int) -> bool:
     else:
         shown = f"{chunked} | {ours['cached']}"
         good = good and own["cached"] > 0 and ours["cached"] > 0
+    drafts = "-"
+    if MODELS[model].drafts:
+        drafts = f"{ours['accepted']} of {ours['drafted']}"
+        good = good and 0 < ours["accepted"] < ours["drafted"]
     ranks = ours["clattn"]
     served = f"{sum(map(sum, ranks))} of {sum(map(len, ranks))}"
-    print(f"| {model} | {cells} | {shown} | {served} |", flush=True)
+    print(f"| {model} | {cells} | {shown} | {drafts} | {served} |", flush=True)
     good = good and len(ranks) == len(own["clattn"]) > 0
     return good and all(rank and all(rank) for rank in ranks) and not any(map(any, own["clattn"]))
 
@@ -145,8 +152,9 @@ def run_all(names: list[str], runs: list[Run], folder: Path, count: int, dtype: 
     rule = "---"
     if dtype != "float32":
         result, rule = "vLLM's differences from f32 | CLAttn's", "--- | ---"
-    print(f"\n| model | {result} | chunked prompts | cached tokens | layers by CLAttn |")
-    print(f"| --- | {rule} | --- | --- | --- |")
+    columns = "chunked prompts | cached tokens | accepted drafts | layers by CLAttn"
+    print(f"\n| model | {result} | {columns} |")
+    print(f"| --- | {rule} | --- | --- | --- | --- |")
     passed = [compare(name, runs, folder, count) for name in done]
     for line in dict.fromkeys((folder / "ours.log").read_text().splitlines()):
         if "CLAttn leaves" in line:

@@ -46,6 +46,12 @@ LATENT = SHAPE | {
 CPU_MLA = {"block_size": 16, "attention_config": {"backend": "CPU_MLA"}}
 
 
+#: In a drafter's weights, so small that some of its drafts are accepted.
+NOISE = 0.005
+#: Of the speculative_config of models whose next tokens are drafted.
+DRAFTS = {"num_speculative_tokens": 3}
+
+
 @dataclass(frozen=True)
 class Model:
     """A class of transformers' configuration, its fields, and the engine's options."""
@@ -57,6 +63,8 @@ class Model:
     exact: dict[str, Any] = field(default_factory=dict)
     #: False: it is only compared by errors, because vLLM rounds differently or gives no tokens.
     tokens: bool = True
+    #: The engine's speculative_config in runs with drafts; a drafter's folder comes in addition.
+    drafts: dict[str, Any] = field(default_factory=dict)
     #: What Linux calls the instructions without which vLLM takes another backend.
     needs: str = ""
     #: vLLM neither cuts its prompts nor keeps their prefixes.
@@ -65,6 +73,12 @@ class Model:
     @property
     def is_encoder(self) -> bool:
         return self.engine.get("runner") == "pooling"
+
+    @property
+    def drafter(self) -> str:
+        """The folder of the model that drafts, beside the model's own; empty: there is none."""
+        method = self.drafts.get("method")
+        return f"drafter of {method}" if method in DRAFTERS else ""
 
     @property
     def runs_here(self) -> bool:
@@ -89,6 +103,13 @@ MODELS = {
             "n_head": 8,
             "initializer_range": 0.08,
         },
+    ),
+    "Llama, drafts by a model": Model(
+        "LlamaConfig", SHAPE, drafts=DRAFTS | {"method": "draft_model"}
+    ),
+    "Llama, drafts by EAGLE": Model("LlamaConfig", SHAPE, drafts=DRAFTS | {"method": "eagle"}),
+    "Mistral, window of 64, drafts by a model": Model(
+        "MistralConfig", SHAPE | WINDOW, drafts=DRAFTS | {"method": "draft_model"}
     ),
     "DeepSeek V2 (MLA)": Model("DeepseekV2Config", LATENT, CPU_MLA, whole_prompts=True),
     "DeepSeek V2 (MLA, AMX)": Model(
@@ -121,7 +142,50 @@ MODELS = {
         tokens=False,
         whole_prompts=True,
     ),
+    # The last: vLLM 0.32 starts no other engine in a process that has loaded numba, as this does.
+    "Llama, drafts by n-grams": Model(
+        "LlamaConfig",
+        SHAPE,
+        drafts=DRAFTS | {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    ),
 }
+
+
+def save_noisy_copy(made, folder: Path) -> None:
+    """The model that it drafts for with some noise, so that some drafts are accepted."""
+    import torch
+
+    for parameter in made.parameters():
+        parameter.data += NOISE * torch.randn_like(parameter)
+    made.save_pretrained(folder)
+
+
+def save_eagle_head(made, folder: Path) -> None:
+    """A layer behind a matrix that joins a token's embedding with the hidden state before it.
+
+    The state passes and the layer, the model's first one, adds little: most drafts repeat the last
+    token. Embeddings and the output matrix are those of the model.
+    """
+    import safetensors.torch
+    import torch
+
+    size = made.config.hidden_size
+    weights = {
+        name.removeprefix("model."): weight
+        for name, weight in made.state_dict().items()
+        if name.startswith("model.layers.0.") and "input_layernorm" not in name
+    }
+    for name, weight in weights.items():
+        if "o_proj" in name or "down_proj" in name:
+            weights[name] = 0.1 * weight
+    weights["fc.weight"] = torch.eye(size, 2 * size, dtype=made.dtype).roll(size, dims=1)
+    made.config.num_hidden_layers = 1
+    made.config.save_pretrained(folder)
+    safetensors.torch.save_file(weights, folder / "model.safetensors")
+
+
+#: What saves the drafter of a method in a folder, from the model that it drafts for.
+DRAFTERS = {"draft_model": save_noisy_copy, "eagle": save_eagle_head}
 
 
 def make_models(names: list[str], folder: Path, dtype: str) -> None:
@@ -137,6 +201,8 @@ def make_models(names: list[str], folder: Path, dtype: str) -> None:
         made.save_pretrained(folder / name)
         if model.is_encoder:  # vLLM wants its tokenizer
             save_tokenizer(folder / name, VOCABULARY)
+        if model.drafter:
+            DRAFTERS[model.drafts["method"]](made, folder / name / model.drafter)
 
 
 def save_tokenizer(folder: Path, words: int) -> None:

@@ -8,13 +8,22 @@ from pathlib import Path
 from models import BATCHED_TOKENS, MODELS, NEW_TOKENS, prompts
 
 
-def served_by_clattn(model) -> list[bool]:
-    """Of each attention layer of a rank."""
+def served_by_clattn(worker) -> list[bool]:
+    """Of each attention layer of a rank, a drafter's included."""
     from vllm.model_executor.layers.attention import Attention, MLAAttention
 
+    layers = worker.vllm_config.compilation_config.static_forward_context.values()
     kinds = (Attention, MLAAttention)
-    layers = [module for module in model.modules() if isinstance(module, kinds)]
-    return [getattr(layer.impl, "served", None) is not None for layer in layers]
+    return [
+        getattr(layer.impl, "served", None) is not None
+        for layer in layers
+        if isinstance(layer, kinds)
+    ]
+
+
+def counted(llm, name: str) -> int:
+    """vLLM's counter of that name."""
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == f"vllm:{name}")
 
 
 def generated(llm, given: list[dict]) -> dict:
@@ -42,7 +51,15 @@ def embedded(llm, given: list[dict]) -> dict:
     return {"vectors": [list(result.outputs.embedding) for result in results]}
 
 
-def serve(name: str, folder: Path, count: int, dtype: str, ranks: int) -> dict:
+def speculation(model, folder: Path, ranks: int) -> dict:
+    """The engine's options that have the model's drafts made."""
+    config = dict(model.drafts)
+    if model.drafter:
+        config |= {"model": str(folder / model.drafter), "draft_tensor_parallel_size": ranks}
+    return {"speculative_config": config, "disable_log_stats": False}  # which counts drafts
+
+
+def serve(name: str, folder: Path, count: int, dtype: str, ranks: int, drafts: bool) -> dict:
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
@@ -52,6 +69,8 @@ def serve(name: str, folder: Path, count: int, dtype: str, ranks: int) -> dict:
     engine = {"block_size": 32} | model.engine
     if dtype == "float32":
         engine |= model.exact
+    if drafts and model.drafts:
+        engine |= speculation(model, folder / name, ranks)
     llm = LLM(
         model=str(folder / name),
         skip_tokenizer_init=not model.is_encoder,
@@ -68,7 +87,10 @@ def serve(name: str, folder: Path, count: int, dtype: str, ranks: int) -> dict:
     )
     given = [{"prompt_token_ids": prompt} for prompt in prompts(count)]
     report = embedded(llm, given) if model.is_encoder else generated(llm, given)
-    report["clattn"] = llm.apply_model(served_by_clattn)  # of every rank
+    report["clattn"] = llm.collective_rpc(served_by_clattn)  # of every rank
+    if "speculative_config" in engine:
+        report["drafted"] = counted(llm, "spec_decode_num_draft_tokens")
+        report["accepted"] = counted(llm, "spec_decode_num_accepted_tokens")
     del llm
     cleanup_dist_env_and_memory()
     return report
@@ -81,10 +103,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, required=True)
     parser.add_argument("--dtype", required=True)
     parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--drafts", action="store_true", help="of models that have them")
     parser.add_argument("models", nargs="+")
     given = parser.parse_args()
     for name in given.models:
-        report = serve(name, given.folder, given.requests, given.dtype, given.ranks)
+        report = serve(
+            name, given.folder, given.requests, given.dtype, given.ranks, given.drafts
+        )
         (given.folder / f"{name}.{given.run}.json").write_text(json.dumps(report))
 
 

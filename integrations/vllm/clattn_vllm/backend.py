@@ -39,6 +39,7 @@ class CLAttnMetadata:
     """A step: CLAttn's metadata by sliding window, and vLLM's for the layers that it runs."""
 
     num_actual_tokens: int
+    causal: bool = True  #: of all requests; what drafters that look both ways ask for is False
     directed: bool = False  #: whether causality differs from request to request
     by_window: dict[int, clattn.AttentionMetadata] = field(default_factory=dict)
     vllm: CPUAttentionMetadata | None = None
@@ -77,7 +78,7 @@ class CLAttnMetadataBuilder(CPUAttentionMetadataBuilder):
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False) -> CLAttnMetadata:
         common = common_attn_metadata
         directed = isinstance(common.causal, torch.Tensor)
-        metadata = CLAttnMetadata(common.num_actual_tokens, directed)
+        metadata = CLAttnMetadata(common.num_actual_tokens, common.causal is True, directed)
         if self.left_to_vllm:
             metadata.vllm = super().build(common_prefix_len, common, fast_build)
         if not self.served:
@@ -103,6 +104,14 @@ class CLAttnImpl(CPUAttentionBackendImpl):
     """A layer's attention; served is None where it is vLLM's own."""
 
     served: Layer | None = None
+
+    def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
+        """Stores keys and values that no query comes with, such as a drafter's of its context."""
+        if self.served is None:
+            super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+            return
+        scales = [layer._k_scale_float, layer._v_scale_float]
+        self.served.store(key, value, kv_cache, scales, slot_mapping)
 
     def forward(
         self, layer, query, key, value, kv_cache, attn_metadata, output,

@@ -95,6 +95,13 @@ def make_builder(
     return _backend(config).make_builder(device().context, config, options)
 
 
+def _of_one_stride(key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Slices of a projection's rows, or copies where the slices differ in stride."""
+    if key.stride(0) == value.stride(0):
+        return key, value
+    return key.contiguous(), value.contiguous()
+
+
 class Layer:
     """The kernels of a layer, and its cache in vLLM's memory."""
 
@@ -135,6 +142,15 @@ class Layer:
         self._cache, self._cache_of = cache, identity
         return cache
 
+    def store(self, key, value, kv_cache, scales, slots) -> None:
+        """Writes keys and values [tokens, num_kv_heads, head_size] where the slots say."""
+        cache = self._shared_cache(kv_cache, scales)
+        dtype = self.config.dtype
+        with clattn.openmp_asleep():
+            clattn.reshape_and_cache_flash(
+                device().context, device().queue, *_of_one_stride(key, value), cache, slots, dtype
+            )
+
     def forward(
         self, query, key, value, kv_cache, scales, metadata, output, directed: bool = False
     ) -> None:
@@ -148,7 +164,7 @@ class Layer:
         cache = self._shared_cache(kv_cache, scales)
         if not self.writes:
             key = value = None
-        elif key is not None and key.stride(0) != value.stride(0):  # slices of a projection's rows
-            key, value = key.contiguous(), value.contiguous()
+        elif key is not None:
+            key, value = _of_one_stride(key, value)
         with clattn.openmp_asleep():
             impl.forward(queue, query, output, cache, metadata, key=key, value=value)
