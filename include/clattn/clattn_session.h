@@ -104,6 +104,11 @@ typedef struct ClattnStepRequest {
   int64_t max_tokens; /**< compute at most this many, < 2^31; 0 = all that are not computed */
   int32_t compute_every_row; /**< other than 0: also those that cached blocks hold */
   int32_t reserved;          /**< must be 0: elements of an array have no struct_size to grow by */
+  /** [num_spans, 2]: first position and one past the last of tokens that see one another, such as
+     images, in this step; NULL = none. Only with layers of use_spans. Where prefixes are shared,
+     token ids and salt have to determine them. */
+  const int32_t* spans;
+  size_t num_spans; /**< pairs in spans */
 } ClattnStepRequest;
 
 /** The rows of a step, request after request in the caller's order. The arrays are the session's,

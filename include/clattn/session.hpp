@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <clattn/attention.hpp>
 #include <clattn/context.hpp>
 #include <clattn/error.hpp>
@@ -59,6 +60,12 @@ struct StepRequest {
   /// Also those that published blocks hold: a row for each token, as a verifier of drafts and
   /// whoever wants every token's logits need. What add() found is computed already.
   bool compute_every_row = false;
+  /// Tokens of the request that see one another, such as images: first position and one past the
+  /// last of each span (CommonAttentionMetadata::spans). Only for sessions with layers of
+  /// use_spans; the others of its layers ignore them. They are of this step alone, so every step
+  /// that computes tokens of a span names it, and the token ids and the salt of a request have to
+  /// determine its spans where prefixes are shared.
+  std::vector<std::array<std::int32_t, 2>> spans = {};
 };
 
 /// The rows of a step, request after request in the caller's order.
@@ -67,7 +74,7 @@ struct Step {
   std::vector<std::int32_t> positions = {};  ///< [rows], in their request, for rotary embeddings
   std::vector<std::int32_t> query_start_loc = {};  ///< [requests + 1]: a request's first row
   std::vector<std::int32_t> seq_lens = {};         ///< [requests]: tokens computed after the step
-  const AttentionMetadata* metadata = nullptr;     ///< what attend() uses, for reports
+  const AttentionMetadata* metadata = nullptr;     ///< what attend(0, …) uses, for reports
 
   /// Rows of the step.
   std::int32_t num_tokens() const { return static_cast<std::int32_t>(token_ids.size()); }
@@ -157,10 +164,10 @@ class Session {
   ///
   /// Throws kOutOfBlocks if too few blocks are free (evict() or finish() some request and try
   /// again), kInvalidArgument for unknown or repeated requests, for max_tokens below 1, for nothing
-  /// to compute and for more than the builder's limits, and what AttentionMetadataBuilder::build()
-  /// throws. Then every request has the tokens and blocks that it had before a step was begun, and
-  /// there is no current step. A step that is refused, by a limit or for too few blocks, costs no
-  /// published block.
+  /// to compute, for spans where no layer has use_spans and for more than the builder's limits, and
+  /// what AttentionMetadataBuilder::build() throws. Then every request has the tokens and blocks
+  /// that it had before a step was begun, and there is no current step. A step that is refused, by
+  /// a limit or for too few blocks, costs no published block.
   const Step& step(std::span<const StepRequest> requests);
   /// The same.
   const Step& step(std::initializer_list<StepRequest> requests) {
@@ -202,6 +209,7 @@ class Session {
     std::vector<std::int32_t> blocks = {};
     std::int32_t num_computed = 0;
     std::int32_t end = 0;  ///< of its tokens that the step computes
+    std::span<const std::array<std::int32_t, 2>> spans = {};  ///< the caller's
   };
   class Attempt;
   const Request& request(RequestId id) const;
@@ -211,6 +219,7 @@ class Session {
   std::vector<Scheduled> schedule(std::span<const StepRequest> requests, Attempt& attempt);
   void share_known(Scheduled& part, Attempt& attempt) const;
   void list_rows(std::span<const Scheduled> scheduled);
+  void check_spans(const StepRequest& wanted) const;
   std::vector<BlockPair> take_blocks(std::span<Scheduled> scheduled, Attempt& attempt) const;
   void build(std::span<const Scheduled> scheduled);
   void check_turn(std::int32_t index, const AttentionTensors& tensors) const;
@@ -222,12 +231,14 @@ class Session {
   SessionConfig config_;
   LayerRegistry registry_;
   std::vector<std::unique_ptr<Attention>> layers_;
-  std::vector<AttentionGroup> groups_;  ///< one, of all layers
+  std::vector<AttentionGroup> groups_;  ///< of layers that run one plan
+  std::vector<std::size_t> group_of_;   ///< [layers]
   std::vector<KVCache> caches_;
   std::unique_ptr<BlockPool> pool_;  ///< takes memory of the host only after the device had enough
   std::map<RequestId, Request> requests_;
   RequestId next_id_ = 0;
   Step step_;
+  std::vector<const AttentionMetadata*> metadata_;  ///< [groups_]: of step_
   /// Of the step that does not count yet: its requests, and which layers have been attended; of
   /// both none outside of a step.
   std::vector<Advance> advancing_;

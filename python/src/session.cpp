@@ -30,7 +30,11 @@ void bind_step(nb::module_& module) {
       .def_rw("max_tokens", &StepRequest::max_tokens,
               "Compute this many of its tokens at most; the others are for later steps.")
       .def_rw("compute_every_row", &StepRequest::compute_every_row,
-              "Also the rows of tokens that published blocks hold.");
+              "Also the rows of tokens that published blocks hold.")
+      .def_rw("spans", &StepRequest::spans,
+              "[number, 2]: first position and one past the last of tokens that see one another,\n"
+              "such as images, in this step. Only with layers of use_spans; where prefixes are\n"
+              "shared, token ids and salt have to determine them.");
 }
 
 using Progress = std::optional<nb::callable>;

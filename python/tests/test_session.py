@@ -143,3 +143,26 @@ def test_scales_of_a_session(context):
     scales = np.empty(3, np.float32)
     session.queue.read(layer.scales, scales)
     assert scales[:2] == pytest.approx([0.03, 0.03]) and layer.kv_cache.dtype == "int8"
+
+
+def test_images_see_themselves(context):
+    layers = [clattn.AttentionOptions(**OPTIONS, use_spans=True)]
+    session = clattn.Session(context, layers, num_blocks=4)
+    prompt = list(range(20))
+    part = clattn.StepRequest(id=session.add(prompt), spans=[(0, 4), (7, 18)])
+    assert list(part.spans[1]) == [7, 18]
+    (output,) = attend(session, session.step([part]))
+    query, key, value = (
+        rows(kind, prompt, range(20), 0, heads).astype(float)
+        for kind, heads in enumerate((4, 2, 2))
+    )
+    want, _ = reference.attention(
+        query, key, value, reference.Options(scale=32**-0.5), reference.Request(spans=part.spans)
+    )
+    np.testing.assert_allclose(output, want, atol=2e-5)
+
+
+def test_spans_that_no_layer_takes_are_refused(session):
+    part = clattn.StepRequest(id=session.add([1, 2, 3]), spans=[(0, 2)])
+    with pytest.raises(clattn.InvalidArgument, match="no layer has use_spans: none"):
+        session.step([part])

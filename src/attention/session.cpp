@@ -137,8 +137,16 @@ std::vector<KVCache> Session::make_caches() {
   BuilderOptions options = config_.builder;
   options.limits.num_blocks = config.num_blocks;
   groups_ = init_attn_backend(config, registry_, context_, options);
-  throw_invalid_if(groups_.size() > 1, "Session: layers have backends {} and {}, legal: one",
-                   groups_[0].backend->name(), groups_.back().backend->name());
+  for (const AttentionGroup& group : groups_)
+    throw_invalid_if(group.backend != groups_[0].backend,
+                     "Session: layers have backends {} and {}, legal: one",
+                     groups_[0].backend->name(), group.backend->name());
+  for (const std::unique_ptr<Attention>& layer : layers_) {
+    const auto is_of = [&](const AttentionGroup& group) {
+      return std::ranges::find(group.layer_names, layer->layer_name()) != group.layer_names.end();
+    };
+    group_of_.push_back(to_size(std::ranges::find_if(groups_, is_of) - groups_.begin()));
+  }
   std::vector<KVCache> caches;
   for (const KVCache* cache :
        init_kv_cache(config, registry_, groups_, *context_, queue_, config_.layout)) {
@@ -223,7 +231,8 @@ std::vector<Session::Scheduled> Session::schedule(std::span<const StepRequest> r
                      "tokens are computed",
                      wanted.id, now.tokens.size());
     Scheduled& part = scheduled.emplace_back();
-    part = {&requests_[wanted.id], now.blocks, now.num_computed, 0};
+    check_spans(wanted);
+    part = {&requests_[wanted.id], now.blocks, now.num_computed, 0, wanted.spans};
     advancing_.push_back({wanted.id, now.tokens.size(), 0});
     auto& tokens = part.request->tokens;
     tokens.insert(tokens.end(), wanted.new_tokens.begin(), wanted.new_tokens.end());
@@ -301,19 +310,6 @@ std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled,
   return copies;
 }
 
-void Session::build(std::span<const Scheduled> scheduled) {
-  std::size_t columns = 0;
-  for (const Scheduled& part : scheduled) columns = std::max(columns, part.blocks.size());
-  std::vector<std::int32_t> block_table(scheduled.size() * columns);
-  auto row = block_table.begin();
-  for (const Scheduled& part : scheduled) {
-    std::ranges::copy(part.blocks, row);
-    row += to_int(columns);
-  }
-  step_.metadata = &groups_[0].builder->build(
-      queue_, CommonAttentionMetadata::of(step_.query_start_loc, step_.seq_lens, block_table));
-}
-
 const Step& Session::step(std::span<const StepRequest> requests) {
   give_up_step();
   Attempt attempt(*this);
@@ -354,7 +350,7 @@ void Session::check_turn(std::int32_t index, const AttentionTensors& tensors) co
 void Session::attend(std::int32_t index, const AttentionTensors& tensors,
                      const ForwardOptions& options) {
   check_turn(index, tensors);
-  layer(index).forward(queue_, tensors, step_.metadata, options);
+  layer(index).forward(queue_, tensors, metadata_[group_of_[to_size(index)]], options);
   attended_[to_size(index)] = true;
   if (!config_.explicit_commit && std::ranges::find(attended_, false) == attended_.end())
     complete_step();

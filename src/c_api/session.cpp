@@ -45,10 +45,14 @@ StepRequest request_of(const ClattnStepRequest& given) {
   detail::throw_unsupported_if(given.reserved != 0, "requests: reserved is {}, legal: 0",
                                given.reserved);
   const auto tokens = elements(given.new_tokens, given.num_new_tokens, "requests: new_tokens");
-  return {.id = given.id,
-          .new_tokens = {tokens.begin(), tokens.end()},
-          .max_tokens = given.max_tokens == 0 ? kAll : static_cast<std::int32_t>(given.max_tokens),
-          .compute_every_row = given.compute_every_row != 0};
+  const auto ends = elements(given.spans, 2 * given.num_spans, "requests: spans");
+  StepRequest request = {
+      .id = given.id,
+      .new_tokens = {tokens.begin(), tokens.end()},
+      .max_tokens = given.max_tokens == 0 ? kAll : static_cast<std::int32_t>(given.max_tokens),
+      .compute_every_row = given.compute_every_row != 0};
+  for (std::size_t i = 0; i < ends.size(); i += 2) request.spans.push_back({ends[i], ends[i + 1]});
+  return request;
 }
 
 std::int32_t count_of(std::span<const std::int32_t> values) {

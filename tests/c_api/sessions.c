@@ -210,6 +210,38 @@ static void test_commit(const Fixture* fixture) {
   destroy_client(client);
 }
 
+/* All rows of an image see all of it. */
+static void test_spans(const Fixture* fixture) {
+  static float output[kRows * kQueryRow], values[kRows * kKeyRow];
+  const int32_t spans[] = {0, 4, 5, 7}, last[] = {3, 3, 3, 3, 4, 6, 6, 7};
+  Client client = make_client(fixture, 0);
+  ClattnLayerConfig layer = layer_config();
+  const ClattnLayerConfig* const layers[] = {&layer};
+  ClattnSessionConfig config = {.struct_size = sizeof config};
+  ClattnStepRequest part = {.id = add(&client, 0, 8, 0), .spans = spans, .num_spans = 2};
+  ClattnStepRows rows = {.struct_size = sizeof rows};
+  EXPECT_INVALID(clattn_session_step(client.session, &part, 1, &rows),
+                 "spans has 2 elements, legal where no layer has use_spans: none");
+  clattn_session_destroy(client.session);
+  config.layers = layers;
+  config.num_layers = 1;
+  config.num_blocks = kBlocks;
+  config.queue = client.queue;
+  layer.use_spans = 1;
+  EXPECT_OK(clattn_session_create(fixture->context, &config, &client.session));
+  part.id = add(&client, 0, 8, 0);
+  EXPECT_OK(clattn_session_step(client.session, &part, 1, &rows));
+  for (int i = 0; i < 8 * kKeyRow; ++i) values[i] = (float)(i / kKeyRow);
+  EXPECT_OK(clattn_buffer_write(client.values, client.queue, 0, values, sizeof values));
+  EXPECT_OK(clattn_session_attend(client.session, 0, &client.tensors));
+  EXPECT_OK(clattn_buffer_read(client.output, client.queue, 0, output, sizeof output));
+  for (int row = 0; row < 8; ++row) /* tokens 0 to last */
+    EXPECT(fabs(output[row * kQueryRow] - last[row] / 2.0) < 1e-3);
+  part.spans = NULL;
+  EXPECT_INVALID(clattn_session_step(client.session, &part, 1, &rows), "requests: spans is null");
+  destroy_client(client);
+}
+
 static void test_reports(Client* client) {
   char text[4096];
   size_t size = 0, progress = 0;
@@ -318,6 +350,7 @@ void test_sessions(const Fixture* fixture) {
   test_reports(&client);
   test_requests(&client);
   test_every_row(&client);
+  test_spans(fixture);
   test_commit(fixture);
   test_out_of_blocks(&client);
   test_refused_calls(&client);

@@ -105,6 +105,10 @@ void Client::expect_truth(std::int32_t layer, const std::vector<StepRequest>& re
     }
     truth.key_start_loc.push_back(truth.key_start_loc.back() + end);
   }
+  truth.span_cut = static_cast<oracle::SpanCut>(config.span_rule);
+  for (std::size_t r = 0; config.use_spans && r < requests.size(); ++r)
+    for (const auto& [first, end] : requests[r].spans)
+      truth.spans.push_back({static_cast<std::int32_t>(r), first, end});
   const oracle::AttentionResult want = oracle::attention(truth, oracle::Element::kF32);
   ASSERT_EQ(output.size(), want.out.size());
   constexpr double kFloor = 2e-6;  // f32 sums of values of size about 1
