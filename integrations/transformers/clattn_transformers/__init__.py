@@ -2,10 +2,11 @@
 
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from clattn_transformers.attention import attention, padding_mask
+from clattn_transformers.attention import attention
 from clattn_transformers.cache import PagedCache
+from clattn_transformers.masks import row_mask
 
 __all__ = ["PagedCache"]
 
 AttentionInterface.register("clattn", attention)
-AttentionMaskInterface.register("clattn", padding_mask)
+AttentionMaskInterface.register("clattn", row_mask)

@@ -1,18 +1,9 @@
-"""The functions that transformers calls for a model with attn_implementation="clattn"."""
+"""The function that transformers calls for a model with attn_implementation="clattn"."""
 
 import clattn
 import torch
 
 from clattn_transformers.cache import PagedKeys
-
-
-def padding_mask(
-    batch_size, q_length, kv_length, attention_mask=None, use_vmap=False, **kwargs
-) -> torch.Tensor | None:
-    """The 2D padding mask of all tokens so far; windows and causality are the layers' own."""
-    if use_vmap:  # how transformers marks masks that are not made of the usual ones
-        raise clattn.Unsupported("mask: one with functions of the model's own, legal: causal")
-    return attention_mask
 
 
 def attention(

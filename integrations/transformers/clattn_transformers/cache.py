@@ -1,5 +1,6 @@
 """transformers' Cache over the pages of a clattn.Session."""
 
+import inspect
 import os
 from dataclasses import dataclass
 
@@ -7,8 +8,13 @@ import clattn
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from clattn_transformers.masks import SpanMask, spans_of
+
 #: A prompt's token ids are unknown here, and without prefix caching nothing reads them.
 _TOKEN = 0
+#: Its prefix is a span that windows leave whole. What follows is causal, though its layers call
+#: themselves not causal.
+_PREFIX_MODEL = "paligemma"
 
 
 class PagedKeys(torch.Tensor):
@@ -51,14 +57,28 @@ def layer_arguments(module) -> dict:
     }
 
 
-def layer_options(module, dtype: torch.dtype) -> clattn.AttentionOptions:
+def takes_spans(model) -> bool:
+    """Whether token types say which of the model's tokens see one another."""
+    return "token_type_ids" in inspect.signature(model.forward).parameters
+
+
+def span_options(model, window: int | None) -> dict:
+    """Those of a layer with this window."""
+    if not takes_spans(model):
+        return {}
+    cut = window and model.config.model_type != _PREFIX_MODEL
+    return {"use_spans": True, "span_rule": "clip_left" if cut else "whole"}
+
+
+def layer_options(module, model) -> clattn.AttentionOptions:
     """A layer as CLAttn runs it, from a model's attention module."""
     config = module.config
     kinds = getattr(config, "layer_types", None)
     kind = kinds[module.layer_idx] if kinds else "full_attention"
-    if kind not in ("full_attention", "sliding_attention") or not module.is_causal:
+    causal = module.is_causal or model.config.model_type == _PREFIX_MODEL
+    if kind not in ("full_attention", "sliding_attention") or not causal:
         raise clattn.Unsupported(
-            f"layer {module.layer_idx}: type {kind}, causal {module.is_causal}, "
+            f"layer {module.layer_idx}: type {kind}, causal {causal}, "
             "legal: causal full_attention or sliding_attention"
         )
     arguments = layer_arguments(module)
@@ -67,11 +87,12 @@ def layer_options(module, dtype: torch.dtype) -> clattn.AttentionOptions:
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_size=module.head_dim,
-        dtype=dtype,
+        dtype=model.dtype,
         scale=arguments["scaling"],
         sliding_window=arguments["sliding_window"] or 0,
         logits_soft_cap=arguments["softcap"] or 0.0,
         sinks=[] if sinks is None else sinks.detach().float().tolist(),
+        **span_options(model, arguments["sliding_window"]),
     )
 
 
@@ -80,14 +101,19 @@ class PagedLayer(CacheLayerMixin):
 
     def __init__(self, cache: "PagedCache", index: int) -> None:
         super().__init__()
-        self.cache, self.index, self.columns = cache, index, 0
-        self.is_initialized = True
+        self.cache, self.index = cache, index
+        self.reset()
+
+    def reset(self) -> None:
+        self.columns = 0
+        self.is_initialized = False  # which tells models that a prompt comes
 
     def lazy_initialization(self, key_states, value_states) -> None:
         """The pages are there."""
 
     def update(self, key_states, value_states, *args, **kwargs):
         self.columns += key_states.shape[-2]
+        self.is_initialized = True
         keys = key_states.as_subclass(PagedKeys)
         keys.cache, keys.layer = self.cache, self.index
         return keys, value_states
@@ -130,10 +156,12 @@ class PagedCache(Cache):
         super().__init__(layers=[PagedLayer(self, index) for index in range(len(modules))])
         self.arguments = [layer_arguments(module) for module in modules]
         self.has_sinks = [getattr(module, "sinks", None) is not None for module in modules]
+        options = [layer_options(module, model) for module in modules]
+        self.rules = [(layer.sliding_window or None, layer.span_rule) for layer in options]
         context = clattn.Context(device or os.environ.get("CLATTN_DEVICE", "cpu"))
         self.session = clattn.Session(
             context,
-            [layer_options(module, model.dtype) for module in modules],
+            options,
             num_blocks=num_blocks,
             cache_bytes=cache_bytes,
             prefix_caching=False,
@@ -141,7 +169,8 @@ class PagedCache(Cache):
         #: The session's number of each row of the batch; None while a row is padding alone.
         self.requests: list[int | None] = []
         self._rows: Rows | None = None
-        self._columns = 0  # in the cache after the step that _rows are of
+        self._numbers: torch.Tensor | None = None  # of the spans of the step that _rows are of
+        self._columns = 0  # in the cache after that step
 
     def check_layer(self, layer: int, given: dict, sinks) -> None:
         """That a call asks for what the layer was made with."""
@@ -154,20 +183,40 @@ class PagedCache(Cache):
     def rows(self, layer: int, batch: int, tokens: int, mask: torch.Tensor | None) -> Rows:
         """The rows of a step of [batch, tokens]; the first of its layers begins it.
 
-        mask [batch, columns so far]: 0 where a token is padding.
+        mask: a SpanMask, or [batch, columns so far], 0 where a token is padding.
         """
         columns = self.layers[layer].columns
+        numbers = None
+        if isinstance(mask, SpanMask):
+            self._check_rule(layer, mask)
+            mask, numbers = mask.padding, mask.numbers
         if columns != self._columns:
             if mask is not None and mask.shape != (batch, columns):
                 raise clattn.InvalidArgument(
                     f"attention_mask: shape {list(mask.shape)}, legal: {[batch, columns]}, "
                     "a column for every token so far"
                 )
-            self._rows = self._begin_step(batch, tokens, mask)
-            self._columns = columns
+            self._rows = self._begin_step(batch, tokens, mask, numbers)
+            self._columns, self._numbers = columns, numbers
+        equal = numbers is self._numbers or (
+            None not in (numbers, self._numbers) and torch.equal(numbers, self._numbers)
+        )
+        if not equal:
+            raise clattn.Unsupported(
+                f"layer {layer}: its mask has other spans than the first layer's, legal: the same"
+            )
         return self._rows
 
-    def _begin_step(self, batch: int, tokens: int, mask: torch.Tensor | None) -> Rows:
+    def _check_rule(self, layer: int, mask: SpanMask) -> None:
+        if self.rules[layer] not in mask.rules:
+            raise clattn.Unsupported(
+                f"mask: of (window, span_rule) {sorted(mask.rules, key=str)}, legal in layer "
+                f"{layer}: {self.rules[layer]}"
+            )
+
+    def _begin_step(
+        self, batch: int, tokens: int, mask: torch.Tensor | None, numbers: torch.Tensor | None
+    ) -> Rows:
         self.requests = self.requests or [None] * batch
         if len(self.requests) != batch:
             raise clattn.InvalidArgument(
@@ -178,12 +227,18 @@ class PagedCache(Cache):
             now = mask[:, -tokens:].bool()
         step = []
         for row, count in enumerate(now.sum(1).tolist()):
-            if count and self.requests[row] is None:
+            if not count:
+                continue
+            request = clattn.StepRequest()
+            if self.requests[row] is None:
                 self.requests[row] = self.session.add([_TOKEN] * count)
-                step.append(clattn.StepRequest(id=self.requests[row]))
-            elif count:
-                new_tokens = [_TOKEN] * count
-                step.append(clattn.StepRequest(id=self.requests[row], new_tokens=new_tokens))
+            else:
+                request.new_tokens = [_TOKEN] * count
+            request.id = self.requests[row]
+            if numbers is not None:
+                whole = numbers[row]
+                request.spans = spans_of(whole if mask is None else whole[mask[row].bool()])
+            step.append(request)
         self.session.step(step)
         return Rows(batch, tokens, None if now.all() else now.flatten().nonzero().squeeze(1))
 
@@ -212,7 +267,7 @@ class PagedCache(Cache):
         self._finish(set(self.requests))
         self.requests, self._rows, self._columns = [], None, 0
         for layer in self.layers:
-            layer.columns = 0
+            layer.reset()
 
     def _finish(self, requests: set[int | None]) -> None:
         for request in requests - {None}:
