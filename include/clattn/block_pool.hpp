@@ -16,12 +16,12 @@ std::uint64_t hash_block(std::uint64_t parent, std::span<const std::int32_t> tok
 
 /// Hands out the blocks of a KV cache by reference count, and finds those that already hold the
 /// beginning of a sequence (vLLM: BlockPool and its prefix caching). Only full blocks are found. A
-/// block that nobody holds keeps its content until it is handed out anew, the least recently
-/// released first. A block is found by its token ids, all that come before and the sequence's
-/// cache_salt (vLLM's), compared one by one: hashes that collide cost time, never a wrong block.
-/// Token ids and salt have to determine what a block holds; sequences that differ in anything else,
-/// such as an image or a LoRA adapter, need different salts. Host arithmetic without a device; for
-/// one thread at a time.
+/// block that nobody holds keeps its content until it is handed out anew: first those that were
+/// released without content that can be found, then the least recently released. A block is found
+/// by its token ids, all that come before and the sequence's cache_salt (vLLM's), compared one by
+/// one: hashes that collide cost time, never a wrong block. Token ids and salt have to determine
+/// what a block holds; sequences that differ in anything else, such as an image or a LoRA adapter,
+/// need different salts. Host arithmetic without a device; for one thread at a time.
 class BlockPool {
  public:
   /// The most blocks that a pool can have.

@@ -157,10 +157,11 @@ void BlockPool::release(std::span<const std::int32_t> blocks) {
     const std::int32_t block = blocks[i];
     check_block(block, 1);
     if (--at(block).references > 0) continue;
-    at(block).previous = at(head).previous;
-    at(block).next = head;
-    at(at(head).previous).next = block;
-    at(head).previous = block;
+    const std::int32_t after = at(block).content == 0 ? head : at(head).previous;
+    at(block).previous = after;
+    at(block).next = at(after).next;
+    at(at(after).next).previous = block;
+    at(after).next = block;
     ++num_free_;
   }
 }

@@ -39,11 +39,24 @@ TEST(BlockPool, HandsOutAllThatIsAskedForOrNothing) {
 }
 
 TEST(BlockPool, ReusesTheLeastRecentlyReleasedAndOfOneCallTheLast) {
-  BlockPool pool(4, 16);
-  pool.allocate(4);
+  BlockPool pool(4, 1);
+  pool.publish(Ints{5, 6, 7, 8}, pool.allocate(4));
   pool.release(Ints{1});
   pool.release(Ints{2, 3, 0});
   EXPECT_EQ(pool.allocate(4), (Ints{1, 0, 3, 2}));
+}
+
+// Room for drafts that are rejected, say, costs no prefix however often it is taken.
+TEST(BlockPool, ReusesBlocksWithoutContentFirst) {
+  BlockPool pool(6, 1);
+  const Ints first = pool.allocate(2);
+  pool.publish(Ints{5, 6}, first);
+  pool.release(first);
+  for (int round = 0; round < 4; ++round) pool.release(pool.allocate(2));
+  EXPECT_EQ(pool.find_prefix(Ints{5, 6}), first);
+  pool.release(pool.allocate(4));
+  EXPECT_EQ(pool.find_prefix(Ints{5, 6}), first);
+  EXPECT_EQ(pool.allocate(5).back(), first[1]);
 }
 
 TEST(BlockPool, FindsFullBlocksUntilTheyAreReused) {
@@ -58,7 +71,7 @@ TEST(BlockPool, FindsFullBlocksUntilTheyAreReused) {
   EXPECT_EQ(pool.find_prefix(tokens), (Ints{0, 1}));
   pool.share(Ints{0});  // back from the free ones
   EXPECT_EQ(pool.num_used(), 1);
-  EXPECT_EQ(pool.allocate(3), (Ints{3, 2, 1}));
+  EXPECT_EQ(pool.allocate(3), (Ints{2, 3, 1}));
   EXPECT_EQ(pool.find_prefix(tokens), (Ints{0}));
 }
 
