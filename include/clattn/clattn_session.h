@@ -75,18 +75,25 @@ CLATTN_C_API ClattnResult clattn_session_info(const ClattnSession* session,
    and salt have to determine keys and values. */
 CLATTN_C_API ClattnResult clattn_session_add(ClattnSession* session, const int32_t* prompt,
                                              size_t num_tokens, uint64_t cache_salt, int64_t* id);
-/** Another request with the same tokens and, so far, the same blocks; `copy` becomes its number. */
+/** Another request with the same tokens and, so far, the same blocks; `copy` becomes its number. A
+   request with drafts is refused. */
 CLATTN_C_API ClattnResult clattn_session_fork(ClattnSession* session, int64_t id, int64_t* copy);
-/** Gives up its blocks, keeps its tokens: a later step computes them again (preemption). */
+/** Gives up its blocks, keeps its tokens: a later step computes them again (preemption). Drafts are
+   dropped. */
 CLATTN_C_API ClattnResult clattn_session_evict(ClattnSession* session, int64_t id);
 /** Ends the request; its blocks become free. */
 CLATTN_C_API ClattnResult clattn_session_finish(ClattnSession* session, int64_t id);
+/** Takes it back to its first `length` tokens, 1 to all of them, and gives up the blocks behind
+   them; what forks and the cache of prefixes hold stays. Not in a step that does not count yet, nor
+   with drafts. */
+CLATTN_C_API ClattnResult clattn_session_truncate(ClattnSession* session, int64_t id,
+                                                  int32_t length);
 
 /** The session owns the arrays. They are valid until its next call other than
    clattn_session_info() and clattn_session_request_info(). */
 typedef struct ClattnRequestInfo {
   uint32_t struct_size;
-  int32_t num_tokens;          /**< in a step or not */
+  int32_t num_tokens;          /**< in a step or not, without drafts */
   int32_t num_computed_tokens; /**< that have keys and values in the cache */
   int32_t num_blocks;          /**< elements of block_table */
   const int32_t* tokens;       /**< [num_tokens] */
@@ -109,6 +116,13 @@ typedef struct ClattnStepRequest {
      token ids and salt have to determine them. */
   const int32_t* spans;
   size_t num_spans; /**< pairs in spans */
+  /** [num_drafts], token ids of guesses at what follows, which are computed, too, and join the
+     request's tokens by clattn_session_accept() alone, before its next step. */
+  const int32_t* drafts;
+  size_t num_drafts; /**< elements of drafts */
+  /** [num_drafts]: the number of the earlier draft that each follows, from 0; -1 = the request's
+     last token. All layers then have use_trees. NULL = a chain, each follows the one before it. */
+  const int32_t* draft_parents;
 } ClattnStepRequest;
 
 /** The rows of a step, request after request in the caller's order. The arrays are the session's,
@@ -121,8 +135,10 @@ typedef struct ClattnStepRows {
   const int32_t* token_ids;       /**< [num_tokens]: whose query, key and value to compute */
   const int32_t* positions;       /**< [num_tokens], in their request, for rotary embeddings */
   const int32_t* query_start_loc; /**< [num_requests + 1]: request i has rows [i] ... [i + 1] - 1;
-                                     the logits of the last of them give its next token */
-  const int32_t* seq_lens;        /**< [num_requests]: tokens computed after the step */
+                                     the logits of the last of them that is no draft give its next
+                                     token */
+  const int32_t* seq_lens;        /**< [num_requests]: computed after the step, with drafts */
+  const int32_t* num_drafts;      /**< [num_requests]: how many of its last rows are drafts */
 } ClattnStepRows;
 /** Begins a step, in which clattn_session_attend() is called once for every layer: adds the new
    tokens, allocates blocks, uploads the step's metadata. Requests may be in any order, each once
@@ -138,6 +154,12 @@ CLATTN_C_API ClattnResult clattn_session_attend(ClattnSession* session, int32_t 
                                                 const ClattnTensors* tensors);
 /** With explicit_commit: the step, whose layers have all been attended, counts. */
 CLATTN_C_API ClattnResult clattn_session_commit(ClattnSession* session);
+/** Settles the drafts of the request's last step, once that counts: those of `path`, [num_accepted]
+   numbers of drafts of which each follows the one before it and the first the request's last token,
+   join its tokens, the others are dropped. What the model gives after the last of them is the next
+   step's new token. Asynchronous on the session's queue. */
+CLATTN_C_API ClattnResult clattn_session_accept(ClattnSession* session, int64_t id,
+                                                const int32_t* path, size_t num_accepted);
 
 #ifdef __cplusplus
 }

@@ -66,20 +66,32 @@ struct StepRequest {
   /// that computes tokens of a span names it, and the token ids and the salt of a request have to
   /// determine its spans where prefixes are shared.
   std::vector<std::array<std::int32_t, 2>> spans = {};
+  /// Token ids of guesses at what follows the request's tokens. They are computed with them but
+  /// join them only by accept(), which must come before the request's next step.
+  std::vector<std::int32_t> drafts = {};
+  /// [drafts]: the number of the earlier draft that each one follows, from 0; -1 = the request's
+  /// last token. Empty = a chain, each follows the one before it. Other drafts are a tree: for it,
+  /// all layers need use_trees, and the request's rows in the step may be kMaxTreeNodes at most.
+  std::vector<std::int32_t> draft_parents = {};
 };
 
 /// The rows of a step, request after request in the caller's order.
 struct Step {
   std::vector<std::int32_t> token_ids = {};  ///< [rows]: whose query, key and value to compute
-  std::vector<std::int32_t> positions = {};  ///< [rows], in their request, for rotary embeddings
+  /// [rows], in their request, for rotary embeddings; a draft stands one behind what it follows.
+  std::vector<std::int32_t> positions = {};
   std::vector<std::int32_t> query_start_loc = {};  ///< [requests + 1]: a request's first row
-  std::vector<std::int32_t> seq_lens = {};         ///< [requests]: tokens computed after the step
-  const AttentionMetadata* metadata = nullptr;     ///< what attend(0, …) uses, for reports
+  std::vector<std::int32_t> seq_lens = {};    ///< [requests]: computed after the step, with drafts
+  std::vector<std::int32_t> num_drafts = {};  ///< [requests]: how many of its last rows are drafts
+  const AttentionMetadata* metadata = nullptr;  ///< what attend(0, …) uses, for reports
 
   /// Rows of the step.
   std::int32_t num_tokens() const { return static_cast<std::int32_t>(token_ids.size()); }
-  /// The row of the last token of request `i` of the step, whose logits give its next token.
-  std::int32_t last_row(std::size_t i) const { return query_start_loc.at(i + 1) - 1; }
+  /// The row of the last token of request `i` of the step, whose logits give its next token. The
+  /// rows of its drafts follow.
+  std::int32_t last_row(std::size_t i) const {
+    return query_start_loc.at(i + 1) - 1 - num_drafts.at(i);
+  }
 };
 
 /// From a model's shape to decoded tokens: owns the KV caches, the layers (layer.hpp), the metadata
@@ -120,8 +132,9 @@ class Session {
 
   /// Launches every kernel once over no token (Attention::warm_up()), so that no request waits for
   /// a compiler, and, before the first request and with two blocks or more, the copy of blocks that
-  /// fork() leads to. Changes nothing that requests or blocks() say. Calls `progress` with the
-  /// layers done so far and their number; blocks.
+  /// fork() leads to; where layers have use_trees, also what accept() moves tokens by. Changes
+  /// nothing that requests or blocks() say. Calls `progress` with the layers done so far and their
+  /// number; blocks.
   void warm_up(const std::function<void(std::int32_t done, std::int32_t total)>& progress = {});
 
   /// Adds a request with the token ids of its prompt, at least one. From now on it holds the
@@ -138,15 +151,24 @@ class Session {
   /// Another request with the same tokens, those of the current step included, the same salt and,
   /// so far, the same blocks (parallel sampling, beams). Where one of the two would write into a
   /// block that is published, or shared and partly full, its next step copies that block first.
+  /// Throws kInvalidArgument for a request with drafts.
   RequestId fork(RequestId id);
   /// Gives up the request's blocks but keeps its tokens: a later step computes them again, save
   /// what is still found in published blocks (preemption). Its rows in the current step no longer
-  /// count.
+  /// count, and its drafts are dropped.
   void evict(RequestId id);
   /// Ends the request. Its blocks become free; published ones can be found until they are reused.
   void finish(RequestId id);
+  /// Takes the request back to its first `length` tokens (text that is rolled back) and gives up
+  /// the blocks behind them. What others hold of these blocks, and what is published, stays; a
+  /// block that the request would then write into is copied first, as after fork(). The next step
+  /// needs a new token if all that are left are computed. Throws kInvalidArgument unless length is
+  /// 1 to the number of tokens, for a request with drafts, and for one in a step that does not
+  /// count yet.
+  void truncate(RequestId id, std::int32_t length);
 
-  /// All token ids of the request, in a step or not; valid until the next step().
+  /// All token ids of the request, in a step or not, without drafts; valid until its next step(),
+  /// accept() or truncate().
   std::span<const std::int32_t> tokens(RequestId id) const { return request(id).tokens; }
   /// How many of them have keys and values in the cache, without the current step's.
   std::int32_t num_computed_tokens(RequestId id) const { return request(id).num_computed; }
@@ -164,10 +186,11 @@ class Session {
   ///
   /// Throws kOutOfBlocks if too few blocks are free (evict() or finish() some request and try
   /// again), kInvalidArgument for unknown or repeated requests, for max_tokens below 1, for nothing
-  /// to compute, for spans where no layer has use_spans and for more than the builder's limits, and
-  /// what AttentionMetadataBuilder::build() throws. Then every request has the tokens and blocks
-  /// that it had before a step was begun, and there is no current step. A step that is refused, by
-  /// a limit or for too few blocks, costs no published block.
+  /// to compute, for spans where no layer has use_spans, for drafts that are not as StepRequest says
+  /// or that a former step left, for more than the builder's limits, and what
+  /// AttentionMetadataBuilder::build() throws. Then every request has the tokens and blocks that it
+  /// had before a step was begun, and there is no current step. A step that is refused, by a limit
+  /// or for too few blocks, costs no published block.
   const Step& step(std::span<const StepRequest> requests);
   /// The same.
   const Step& step(std::initializer_list<StepRequest> requests) {
@@ -190,12 +213,27 @@ class Session {
   /// that does not count yet.
   void commit();
 
+  /// Settles the drafts of the request's last step, once that counts: those of `path` join its
+  /// tokens, and their keys and values move to where they would be without the others, which are
+  /// dropped. `path` holds numbers of drafts: the first follows the request's last token, each
+  /// further one the one before it; empty = none is right. What the model gives after the last of
+  /// them is the next step's new token. Asynchronous on queue(). Throws kInvalidArgument for a
+  /// request without drafts, for one in a step that does not count yet, and for other paths.
+  void accept(RequestId id, std::span<const std::int32_t> path);
+  /// The same.
+  void accept(RequestId id, std::initializer_list<std::int32_t> path) {
+    accept(id, std::span(path.begin(), path.size()));
+  }
+
  private:
   struct Request {
     std::vector<std::int32_t> tokens = {};
     std::vector<std::int32_t> blocks = {};
-    std::int32_t num_computed = 0;  ///< outside of a step `blocks` are those of these tokens
+    /// Outside of a step `blocks` are those of these tokens, then of the drafts.
+    std::int32_t num_computed = 0;
     std::uint64_t cache_salt = 0;
+    std::vector<std::int32_t> drafts = {};   ///< of the current step or a former one
+    std::vector<std::int32_t> parents = {};  ///< [drafts], those of a chain, too
   };
   /// What becomes of a request of the current step.
   struct Advance {
@@ -208,16 +246,25 @@ class Session {
     Request* request = nullptr;  ///< its tokens are the new ones already
     std::vector<std::int32_t> blocks = {};
     std::int32_t num_computed = 0;
-    std::int32_t end = 0;  ///< of its tokens that the step computes
+    std::int32_t end = 0;      ///< of its tokens that the step computes
+    std::int32_t seq_len = 0;  ///< with the drafts, which follow
+    bool has_tree = false;     ///< they are no chain
     std::span<const std::array<std::int32_t, 2>> spans = {};  ///< the caller's
   };
   class Attempt;
   const Request& request(RequestId id) const;
+  void check_no_drafts(std::string_view call, RequestId id) const;
+  void check_not_in_step(std::string_view call, RequestId id) const;
+  static void drop_drafts(Request& request) noexcept;
+  std::size_t num_blocks_of(std::int32_t num_tokens) const;
+  void release_behind(Request& request, std::int32_t num_tokens);
   RequestId insert(Request request);
   std::vector<std::unique_ptr<Attention>> make_layers();
   std::vector<KVCache> make_caches();
   std::vector<Scheduled> schedule(std::span<const StepRequest> requests, Attempt& attempt);
   void share_known(Scheduled& part, Attempt& attempt) const;
+  void take_drafts(const StepRequest& wanted, Scheduled& part) const;
+  void check_tree(const StepRequest& wanted, const Scheduled& part) const;
   void list_rows(std::span<const Scheduled> scheduled);
   void check_spans(const StepRequest& wanted) const;
   std::vector<BlockPair> take_blocks(std::span<Scheduled> scheduled, Attempt& attempt) const;
@@ -225,6 +272,8 @@ class Session {
   void check_turn(std::int32_t index, const AttentionTensors& tensors) const;
   void complete_step();
   void give_up_step();
+  void set_computed(Request& request, std::int32_t num_computed);
+  void move_drafts(const Request& request, std::span<const std::int32_t> path) const;
 
   std::shared_ptr<Context> context_;
   Queue queue_;

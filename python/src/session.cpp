@@ -16,14 +16,16 @@ void bind_step(nb::module_& module) {
       .def_prop_ro("query_start_loc", &view_of<&Step::query_start_loc>,
                    "[requests + 1]: a request's first row.")
       .def_prop_ro("seq_lens", &view_of<&Step::seq_lens>,
-                   "[requests]: tokens computed after the step.")
+                   "[requests]: tokens computed after the step, with drafts.")
+      .def_prop_ro("num_drafts", &view_of<&Step::num_drafts>,
+                   "[requests]: how many of its last rows are drafts.")
       .def_prop_ro("num_tokens", &Step::num_tokens)
       .def_prop_ro(
           "metadata", [](const Step& self) { return self.metadata; },
           nb::rv_policy::reference_internal,
           "What attend() uses, for reports; valid until the session's next step().")
       .def("last_row", &Step::last_row, "request"_a,
-           "The row of the last token of the step's request of this index.");
+           "The row of the last token of the step's request of this index; its drafts' follow.");
   Record<StepRequest>(module, "StepRequest", "A request's part of a step.")
       .def_rw("id", &StepRequest::id)
       .def_rw("new_tokens", &StepRequest::new_tokens, "Token ids that join the request's.")
@@ -34,7 +36,12 @@ void bind_step(nb::module_& module) {
       .def_rw("spans", &StepRequest::spans,
               "[number, 2]: first position and one past the last of tokens that see one another,\n"
               "such as images, in this step. Only with layers of use_spans; where prefixes are\n"
-              "shared, token ids and salt have to determine them.");
+              "shared, token ids and salt have to determine them.")
+      .def_rw("drafts", &StepRequest::drafts,
+              "Guesses at what follows, computed, too; accept() settles them.")
+      .def_rw("draft_parents", &StepRequest::draft_parents,
+              "[drafts]: the earlier draft that each follows, -1 = the request's last token.\n"
+              "Empty = a chain. A tree needs use_trees in every layer.");
 }
 
 using Progress = std::optional<nb::callable>;
@@ -85,6 +92,10 @@ void bind_requests(nb::class_<Session>& session) {
       .def("evict", &Session::evict, "id"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Gives up the request's blocks; a later step computes its tokens again.")
       .def("finish", &Session::finish, "id"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("truncate", &Session::truncate, "id"_a, "length"_a,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Takes the request back to its first `length` tokens and gives up the blocks behind\n"
+           "them; what others hold of those stays.")
       .def(
           "tokens",
           [](const Session& self, RequestId id) {
@@ -139,7 +150,17 @@ void bind_steps_of(nb::class_<Session>& session) {
           "value\n"
           "are None for layers that share another's cache.")
       .def("commit", &Session::commit, nb::call_guard<nb::gil_scoped_release>(),
-           "With explicit_commit: the step, whose layers have all been attended, counts.");
+           "With explicit_commit: the step, whose layers have all been attended, counts.")
+      .def(
+          "accept",
+          [](Session& self, RequestId id, nb::handle path) {
+            const Int32s drafts = numbers<std::int32_t>(path, "path");
+            without_gil([&] { self.accept(id, span_of(drafts)); });
+          },
+          "id"_a, "path"_a,
+          "Settles the drafts of the request's last step: those of `path`, each following the one\n"
+          "before it, join its tokens, their keys and values move together, the others are\n"
+          "dropped. What the model gives after the last of them is the next step's new token.");
 }
 
 }  // namespace

@@ -166,3 +166,46 @@ def test_spans_that_no_layer_takes_are_refused(session):
     part = clattn.StepRequest(id=session.add([1, 2, 3]), spans=[(0, 2)])
     with pytest.raises(clattn.InvalidArgument, match="no layer has use_spans: none"):
         session.step([part])
+
+
+def test_drafts_and_what_is_rolled_back(context):
+    layers = [clattn.AttentionOptions(**OPTIONS, use_trees=True) for _ in range(2)]
+    session = clattn.Session(context, layers, num_blocks=12)
+    request = session.add(list(range(20)))
+    run(session, {"id": request})
+    step = session.step(
+        [
+            clattn.StepRequest(
+                id=request, new_tokens=[7], drafts=[11, 12, 13], draft_parents=[-1, -1, 1]
+            )
+        ]
+    )
+    assert list(step.num_drafts) == [3] and step.last_row(0) == 0
+    assert list(step.positions) == [20, 21, 21, 22] and list(step.seq_lens) == [24]
+    outputs = attend(session, step)
+    # The last draft follows the second one.
+    path, options = [*range(20), 7, 12, 13], reference.Options(scale=32**-0.5)
+    for layer, output in enumerate(outputs):
+        query, key, value = (
+            rows(kind, path, range(23), layer, heads).astype(float)
+            for kind, heads in enumerate((4, 2, 2))
+        )
+        want, _ = reference.attention(query[-1:], key, value, options)
+        np.testing.assert_allclose(output[-1:], want, atol=2e-5)
+    for refused in (lambda: session.fork(request), lambda: session.truncate(request, 1)):
+        with pytest.raises(clattn.InvalidArgument, match="request 0 has 3 drafts, legal: none"):
+            refused()
+    with pytest.raises(clattn.InvalidArgument, match=r"path\[1\] is 0, legal: one of its 3 drafts"):
+        session.accept(request, [1, 0])
+    session.accept(request, np.array([1, 2]))
+    assert session.tokens(request) == path
+    run(session, {"id": request, "new_tokens": [5]})
+    session.truncate(request, 18)
+    with pytest.raises(clattn.InvalidArgument, match="length is 19, legal: 1 … 18"):
+        session.truncate(request, 19)
+    run(session, {"id": request, "new_tokens": [3, 1]})
+    step = session.step([clattn.StepRequest(id=request, new_tokens=[4], drafts=[5, 6])])
+    assert list(step.positions) == [20, 21, 22]
+    attend(session, step)
+    session.accept(request, [])
+    assert session.tokens(request) == [*range(18), 3, 1, 4]

@@ -8,13 +8,13 @@
 #include <clattn/kv_cache_spec.hpp>
 #include <clattn/session.hpp>
 #include <concepts>
-#include <functional>
 #include <set>
 #include <unordered_map>
 #include <utility>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "capture/capture_pause.hpp"
 #include "kv_cache/spec.hpp"
 #include "metadata/validate.hpp"
 
@@ -22,15 +22,10 @@ namespace clattn {
 
 namespace {
 
-using detail::ceil_div, detail::throw_invalid_if, detail::to_size;
+using detail::throw_invalid_if, detail::to_size;
 
 std::int32_t to_int(std::integral auto count) {
   return static_cast<std::int32_t>(count);
-}
-
-/// Blocks that hold this many tokens.
-std::size_t num_blocks_of(std::int32_t tokens, const BlockPool& pool) {
-  return to_size(ceil_div(tokens, pool.block_size()));
 }
 
 std::shared_ptr<Context> not_null(std::shared_ptr<Context> context) {
@@ -161,8 +156,13 @@ Attention& Session::layer(std::int32_t index) const {
 }
 
 void Session::warm_up(const std::function<void(std::int32_t, std::int32_t)>& progress) {
+  const detail::CapturePause pause;              // no calls of the application's
   if (next_id_ == 0 && pool_->num_blocks() > 1)  // no block holds anything yet
     copy_blocks(*context_, queue_, caches_, std::array{BlockPair{0, 1}});
+  if (layers_[0]->config().use_trees) {  // a token moves onto itself
+    const std::array slot{std::int64_t{0}};
+    move_tokens(*context_, queue_, caches_, TokenMoves{slot, slot, std::array{0, 1}});
+  }
   for (std::int32_t done = 0; done < num_layers(); ++done) {
     if (progress) progress(done, num_layers());
     layer(done).warm_up(queue_);
@@ -197,8 +197,9 @@ RequestId Session::add(std::span<const std::int32_t> prompt, std::uint64_t cache
 }
 
 RequestId Session::fork(RequestId id) {
+  check_no_drafts("fork", id);
   Request copy = request(id);
-  copy.blocks.resize(num_blocks_of(copy.num_computed, *pool_));
+  copy.blocks.resize(num_blocks_of(copy.num_computed));
   return insert(std::move(copy));
 }
 
@@ -206,6 +207,7 @@ void Session::evict(RequestId id) {
   pool_->release(request(id).blocks);
   requests_[id].blocks.clear();
   requests_[id].num_computed = 0;
+  drop_drafts(requests_[id]);
   for (Advance& entry : advancing_)
     if (entry.id == id) entry.num_computed_after = 0;
 }
@@ -226,20 +228,23 @@ std::vector<Session::Scheduled> Session::schedule(std::span<const StepRequest> r
     throw_invalid_if(wanted.max_tokens < 1, "step: request {}: max_tokens is {}, legal: >= 1",
                      wanted.id, wanted.max_tokens);
     const Request& now = request(wanted.id);
+    check_no_drafts("step", wanted.id);
     throw_invalid_if(wanted.new_tokens.empty() && now.num_computed == to_int(now.tokens.size()),
                      "step: request {}: new_tokens is empty, legal: at least 1, since its {} "
                      "tokens are computed",
                      wanted.id, now.tokens.size());
     Scheduled& part = scheduled.emplace_back();
     check_spans(wanted);
-    part = {&requests_[wanted.id], now.blocks, now.num_computed, 0, wanted.spans};
+    part = {&requests_[wanted.id], now.blocks, now.num_computed};
+    part.spans = wanted.spans;
     advancing_.push_back({wanted.id, now.tokens.size(), 0});
     auto& tokens = part.request->tokens;
     tokens.insert(tokens.end(), wanted.new_tokens.begin(), wanted.new_tokens.end());
     if (!wanted.compute_every_row) share_known(part, attempt);
     part.end =
         part.num_computed + std::min(wanted.max_tokens, to_int(tokens.size()) - part.num_computed);
-    advancing_.back().num_computed_after = part.end;
+    advancing_.back().num_computed_after = part.seq_len = part.end;
+    take_drafts(wanted, part);
   }
   return scheduled;
 }
@@ -270,8 +275,16 @@ void Session::list_rows(std::span<const Scheduled> scheduled) {
       step_.token_ids.push_back(part.request->tokens[to_size(i)]);
       step_.positions.push_back(i);
     }
+    const std::size_t first = step_.positions.size();  // of the drafts
+    for (std::size_t draft = 0; draft < part.request->drafts.size(); ++draft) {
+      const std::int32_t parent = part.request->parents[draft];
+      step_.token_ids.push_back(part.request->drafts[draft]);
+      step_.positions.push_back(parent < 0 ? part.end
+                                           : step_.positions[first + to_size(parent)] + 1);
+    }
     step_.query_start_loc.push_back(step_.num_tokens());
-    step_.seq_lens.push_back(part.end);
+    step_.seq_lens.push_back(part.seq_len);
+    step_.num_drafts.push_back(part.seq_len - part.end);
   }
   const auto batch = CommonAttentionMetadata::of(step_.query_start_loc, step_.seq_lens, {});
   detail::validate_limits(batch, {.max_seq_len = detail::validate_sequences(batch)},
@@ -288,7 +301,7 @@ std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled,
   std::vector<std::int32_t*> replaced;
   std::size_t missing = 0;
   for (Scheduled& part : scheduled) {
-    missing += num_blocks_of(part.end, *pool_) - part.blocks.size();
+    missing += num_blocks_of(part.seq_len) - part.blocks.size();
     if (part.num_computed % block_size == 0) continue;
     std::int32_t& block = part.blocks[to_size(part.num_computed / block_size)];
     if (pool_->reference_count(block) - leaving[block] == 1 && !pool_->is_published(block))
@@ -305,7 +318,7 @@ std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled,
     *block = *next++;
   }
   for (Scheduled& part : scheduled) {
-    while (part.blocks.size() < num_blocks_of(part.end, *pool_)) part.blocks.push_back(*next++);
+    while (part.blocks.size() < num_blocks_of(part.seq_len)) part.blocks.push_back(*next++);
   }
   return copies;
 }
@@ -367,13 +380,8 @@ void Session::commit() {
 }
 
 void Session::complete_step() {
-  for (const Advance& entry : advancing_) {
-    Request& request = requests_[entry.id];
-    request.num_computed = entry.num_computed_after;
-    if (!config_.prefix_caching) continue;
-    pool_->publish(std::span(request.tokens).first(to_size(request.num_computed)), request.blocks,
-                   request.cache_salt);
-  }
+  for (const Advance& entry : advancing_)
+    set_computed(requests_[entry.id], entry.num_computed_after);
   advancing_.clear();
   attended_.clear();
 }
@@ -383,9 +391,8 @@ void Session::give_up_step() {
   for (const Advance& entry : advancing_) {
     Request& request = requests_[entry.id];
     request.tokens.resize(entry.num_tokens_before);
-    const std::size_t held = num_blocks_of(request.num_computed, *pool_);
-    pool_->release(std::span(request.blocks).subspan(held));
-    request.blocks.resize(held);
+    drop_drafts(request);
+    release_behind(request, request.num_computed);
   }
   advancing_.clear();
   attended_.clear();

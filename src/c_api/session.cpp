@@ -46,12 +46,17 @@ StepRequest request_of(const ClattnStepRequest& given) {
                                given.reserved);
   const auto tokens = elements(given.new_tokens, given.num_new_tokens, "requests: new_tokens");
   const auto ends = elements(given.spans, 2 * given.num_spans, "requests: spans");
+  const auto drafts = elements(given.drafts, given.num_drafts, "requests: drafts");
+  const std::size_t num_parents = given.draft_parents == nullptr ? 0 : given.num_drafts;
+  const auto parents = elements(given.draft_parents, num_parents, "requests: draft_parents");
   StepRequest request = {
       .id = given.id,
       .new_tokens = {tokens.begin(), tokens.end()},
       .max_tokens = given.max_tokens == 0 ? kAll : static_cast<std::int32_t>(given.max_tokens),
       .compute_every_row = given.compute_every_row != 0};
   for (std::size_t i = 0; i < ends.size(); i += 2) request.spans.push_back({ends[i], ends[i + 1]});
+  request.drafts.assign(drafts.begin(), drafts.end());
+  request.draft_parents.assign(parents.begin(), parents.end());
   return request;
 }
 
@@ -121,6 +126,10 @@ ClattnResult clattn_session_finish(ClattnSession* session, int64_t id) {
   return guarded([&] { held(session).finish(id); });
 }
 
+ClattnResult clattn_session_truncate(ClattnSession* session, int64_t id, int32_t length) {
+  return guarded([&] { held(session).truncate(id, length); });
+}
+
 ClattnResult clattn_session_request_info(const ClattnSession* session, int64_t id,
                                          ClattnRequestInfo* info) {
   return guarded([&] {
@@ -150,7 +159,8 @@ ClattnResult clattn_session_step(ClattnSession* session, const ClattnStepRequest
           .token_ids = step.token_ids.data(),
           .positions = step.positions.data(),
           .query_start_loc = step.query_start_loc.data(),
-          .seq_lens = step.seq_lens.data()});
+          .seq_lens = step.seq_lens.data(),
+          .num_drafts = step.num_drafts.data()});
   });
 }
 
@@ -164,4 +174,9 @@ ClattnResult clattn_session_attend(ClattnSession* session, int32_t layer,
 
 ClattnResult clattn_session_commit(ClattnSession* session) {
   return guarded([&] { held(session).commit(); });
+}
+
+ClattnResult clattn_session_accept(ClattnSession* session, int64_t id, const int32_t* path,
+                                   size_t num_accepted) {
+  return guarded([&] { held(session).accept(id, elements(path, num_accepted, "path")); });
 }

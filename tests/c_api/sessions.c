@@ -17,13 +17,14 @@ static void count_layers(void* user, size_t done, size_t total) {
   if (total == 2) *(size_t*)user = *(size_t*)user * 10 + done + 1;
 }
 
-static Client make_client(const Fixture* fixture, int explicit_commit) {
+static Client make_client(const Fixture* fixture, int explicit_commit, int use_trees) {
   static const float zeros[kRows * kQueryRow];
   Client client = {0};
-  const ClattnLayerConfig layer = layer_config();
+  ClattnLayerConfig layer = layer_config();
   const ClattnLayerConfig* const layers[] = {&layer, &layer};
   size_t progress = 0;
   ClattnSessionConfig config = {.struct_size = sizeof config};
+  layer.use_trees = use_trees;
   config.layers = layers;
   config.num_layers = 2;
   config.num_blocks = kBlocks;
@@ -52,7 +53,7 @@ static void destroy_client(Client client) {
   clattn_buffer_destroy(client.output);
 }
 
-/* Attends a layer of a step and compares every row with the mean. */
+/* Attends a layer of a step and compares every row that is no draft with the mean. */
 static void attend_layer(Client* client, int layer, const ClattnStepRequest* requests,
                          const ClattnStepRows* rows) {
   static float output[kRows * kQueryRow];
@@ -63,7 +64,8 @@ static void attend_layer(Client* client, int layer, const ClattnStepRequest* req
   for (int i = 0; i < rows->num_requests; ++i) {
     ClattnRequestInfo info = {.struct_size = sizeof info};
     EXPECT_OK(clattn_session_request_info(client->session, requests[i].id, &info));
-    for (int row = rows->query_start_loc[i]; row < rows->query_start_loc[i + 1]; ++row) {
+    const int end = rows->query_start_loc[i + 1] - rows->num_drafts[i];
+    for (int row = rows->query_start_loc[i]; row < end; ++row) {
       double sum = 0;
       for (int t = 0; t <= rows->positions[row]; ++t) sum += info.tokens[t];
       EXPECT(rows->token_ids[row] == info.tokens[rows->positions[row]]);
@@ -83,7 +85,7 @@ static void attend(Client* client, const ClattnStepRequest* requests, const Clat
   for (int i = 0; i < rows->num_requests; ++i) {
     ClattnRequestInfo info = {.struct_size = sizeof info};
     EXPECT_OK(clattn_session_request_info(client->session, requests[i].id, &info));
-    EXPECT(info.num_computed_tokens == rows->seq_lens[i]);
+    EXPECT(info.num_computed_tokens == rows->seq_lens[i] - rows->num_drafts[i]);
   }
 }
 
@@ -183,11 +185,60 @@ static void test_every_row(Client* client) {
   EXPECT_OK(clattn_session_finish(client->session, second.id));
 }
 
+/* Three drafts, of which the second is right, and the third, which follows it. Then the request is
+   taken back. */
+static void test_drafts(const Fixture* fixture) {
+  const int32_t token = 100, drafts[] = {10, 20, 30}, parents[] = {-1, -1, 1}, path[] = {1, 2};
+  static float output[4 * kQueryRow];
+  ClattnStepRows rows = {.struct_size = sizeof rows};
+  Client client = make_client(fixture, 0, 1), chains = make_client(fixture, 0, 0);
+  ClattnSession* const session = client.session;
+  ClattnStepRequest part = {.id = add(&client, 1, 20, 0)};
+  run(&client, &part, 1, 20);
+  part.new_tokens = &token;
+  part.num_new_tokens = 1;
+  part.num_drafts = 3;
+  EXPECT_INVALID(clattn_session_step(session, &part, 1, &rows), "requests: drafts is null");
+  part.drafts = drafts;
+  part.draft_parents = parents;
+  EXPECT_OK(clattn_session_step(session, &part, 1, &rows));
+  EXPECT(rows.num_tokens == 4 && rows.num_drafts[0] == 3 && rows.seq_lens[0] == 24);
+  EXPECT(rows.token_ids[3] == 30 && rows.positions[2] == 21 && rows.positions[3] == 22);
+  EXPECT_INVALID(clattn_session_accept(session, part.id, path, 2), "in a step that does not count");
+  attend(&client, &part, &rows);
+  EXPECT_OK(clattn_buffer_read(client.output, client.queue, 0, output, sizeof output));
+  EXPECT(fabs(output[3 * kQueryRow] - (210 + 100 + 20 + 30) / 23.) < 1e-3);
+  EXPECT_INVALID(clattn_session_truncate(session, part.id, 1), "request 0 has 3 drafts");
+  EXPECT_INVALID(clattn_session_accept(session, part.id, NULL, 1), "path is null");
+  EXPECT_INVALID(clattn_session_accept(session, part.id, path + 1, 1), "path[0] is 2");
+  EXPECT_OK(clattn_session_accept(session, part.id, path, 2));
+  EXPECT(info_of(&client, part.id).num_tokens == 23 && info_of(&client, part.id).tokens[22] == 30);
+  part.num_drafts = 0;
+  run(&client, &part, 1, 1); /* sees the path that was accepted */
+  EXPECT_OK(clattn_session_truncate(session, part.id, 3));
+  EXPECT(info_of(&client, part.id).num_tokens == 3 && free_blocks(&client) == kBlocks - 1);
+  run(&client, &part, 1, 1);
+  EXPECT_INVALID(clattn_session_truncate(session, part.id, 5), "length is 5, legal: 1");
+  EXPECT_INVALID(clattn_session_truncate(NULL, part.id, 1), "session is null");
+  EXPECT_INVALID(clattn_session_accept(session, part.id, NULL, 0), "has no drafts");
+  EXPECT_INVALID(clattn_session_accept(NULL, part.id, NULL, 0), "session is null");
+  part.id = add(&chains, 1, 5, 0);
+  part.num_drafts = 3;
+  EXPECT_INVALID(clattn_session_step(chains.session, &part, 1, &rows),
+                 "layer 0 without use_trees: a chain");
+  part.draft_parents = NULL;
+  run(&chains, &part, 1, 9);
+  EXPECT_OK(clattn_session_accept(chains.session, part.id, NULL, 0));
+  EXPECT(info_of(&chains, part.id).num_tokens == 6);
+  destroy_client(client);
+  destroy_client(chains);
+}
+
 /* Steps that the application commits count then, and not twice if they are begun again. */
 static void test_commit(const Fixture* fixture) {
   const int32_t token = 9;
   ClattnStepRows rows = {.struct_size = sizeof rows};
-  Client client = make_client(fixture, 1);
+  Client client = make_client(fixture, 1, 0);
   ClattnStepRequest part = {.id = add(&client, 1, 5, 0)};
   EXPECT_OK(clattn_session_step(client.session, &part, 1, &rows));
   EXPECT_INVALID(clattn_session_commit(client.session),
@@ -346,11 +397,12 @@ static void test_refused_calls(Client* client) {
 }
 
 void test_sessions(const Fixture* fixture) {
-  Client client = make_client(fixture, 0);
+  Client client = make_client(fixture, 0, 0);
   test_reports(&client);
   test_requests(&client);
   test_every_row(&client);
   test_spans(fixture);
+  test_drafts(fixture);
   test_commit(fixture);
   test_out_of_blocks(&client);
   test_refused_calls(&client);

@@ -53,15 +53,33 @@ std::vector<float> Client::row(std::int32_t layer, int tensor,
   return layer_test::random_values(row_size(layer, tensor), seed);
 }
 
+/// In the order of their rows.
+std::vector<Client::Sequence> Client::sequences(const std::vector<StepRequest>& requests,
+                                                const Step& step) const {
+  std::vector<Sequence> found;
+  for (std::size_t r = 0; r < requests.size(); ++r) {
+    const auto tokens = session.tokens(requests[r].id);
+    const std::int32_t drafts = step.num_drafts[r], end = step.seq_lens[r] - drafts;
+    found.push_back(
+        {{tokens.begin(), tokens.begin() + end}, step.last_row(r) + 1 - step.query_start_loc[r]});
+    const std::size_t first = found.size();
+    for (std::size_t draft = 0; draft < index(drafts); ++draft) {
+      const auto& parents = requests[r].draft_parents;
+      const std::size_t parent = parents.empty() ? draft : index(parents[draft] + 1);
+      found.push_back({found[first - 1 + parent].tokens, 1});
+      found.back().tokens.push_back(requests[r].drafts[draft]);
+    }
+  }
+  return found;
+}
+
 std::vector<float> Client::attend(std::int32_t layer, const std::vector<StepRequest>& requests,
                                   const Step& step, const clattn::ForwardOptions& options) {
   std::vector<float> tensors[3];
-  for (std::size_t r = 0; r < requests.size(); ++r) {
-    const auto tokens = session.tokens(requests[r].id);
-    for (std::int32_t i = step.query_start_loc[r]; i < step.query_start_loc[r + 1]; ++i) {
-      const auto seen = tokens.first(index(step.positions[index(i)]) + 1);
+  for (const auto& [tokens, num_rows] : sequences(requests, step)) {
+    for (std::size_t i = tokens.size() - index(num_rows); i < tokens.size(); ++i) {
       for (const int tensor : {kQuery, kKey, kValue}) {
-        const std::vector<float> values = row(layer, tensor, seen);
+        const std::vector<float> values = row(layer, tensor, std::span(tokens).first(i + 1));
         tensors[tensor].insert(tensors[tensor].end(), values.begin(), values.end());
       }
     }
@@ -88,22 +106,21 @@ void Client::expect_truth(std::int32_t layer, const std::vector<StepRequest>& re
   truth.head_size = config.head_size;
   truth.scale = 1.0 / std::sqrt(double(config.head_size));
   if (config.sliding_window > 0) truth.window_left = config.sliding_window - 1;
-  truth.query_start_loc = step.query_start_loc;
-  truth.seq_lens = step.seq_lens;
-  truth.key_start_loc = {0};
+  truth.query_start_loc = truth.key_start_loc = {0};
   const auto append = [&](std::vector<double>& all, int tensor, std::span<const int> tokens) {
     for (const float x : row(layer, tensor, tokens)) all.push_back(x);
   };
-  for (std::size_t r = 0; r < requests.size(); ++r) {
-    const auto tokens = session.tokens(requests[r].id);
-    const std::int32_t end = step.seq_lens[r];
-    const std::int32_t rows = step.query_start_loc[r + 1] - step.query_start_loc[r];
-    for (std::int32_t i = 0; i < end; ++i) {
-      append(truth.key_cache, kKey, tokens.first(index(i) + 1));
-      append(truth.value_cache, kValue, tokens.first(index(i) + 1));
-      if (i >= end - rows) append(truth.query, kQuery, tokens.first(index(i) + 1));
+  for (const auto& [tokens, num_rows] : sequences(requests, step)) {
+    const std::size_t first = tokens.size() - index(num_rows);
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      const auto seen = std::span(tokens).first(i + 1);
+      append(truth.key_cache, kKey, seen);
+      append(truth.value_cache, kValue, seen);
+      if (i >= first) append(truth.query, kQuery, seen);
     }
-    truth.key_start_loc.push_back(truth.key_start_loc.back() + end);
+    truth.query_start_loc.push_back(truth.query_start_loc.back() + num_rows);
+    truth.seq_lens.push_back(static_cast<std::int32_t>(tokens.size()));
+    truth.key_start_loc.push_back(truth.key_start_loc.back() + truth.seq_lens.back());
   }
   truth.span_cut = static_cast<oracle::SpanCut>(config.span_rule);
   for (std::size_t r = 0; config.use_spans && r < requests.size(); ++r)
@@ -131,15 +148,16 @@ std::map<clattn::RequestId, Rows> Client::run(const std::vector<StepRequest>& re
                  output.begin() + step.query_start_loc[r + 1] * width);
     }
   }
-  for (std::size_t r = 0; r < requests.size(); ++r) {
-    const auto tokens = session.tokens(requests[r].id);
-    EXPECT_EQ(session.num_computed_tokens(requests[r].id), step.seq_lens[r]);
-    for (std::int32_t i = step.query_start_loc[r]; i < step.query_start_loc[r + 1]; ++i) {
-      const std::int32_t position = step.seq_lens[r] - step.query_start_loc[r + 1] + i;
-      EXPECT_EQ(step.positions[index(i)], position);
-      EXPECT_EQ(step.token_ids[index(i)], tokens[index(position)]);
+  for (std::size_t r = 0; r < requests.size(); ++r)
+    EXPECT_EQ(session.num_computed_tokens(requests[r].id), step.seq_lens[r] - step.num_drafts[r]);
+  std::size_t next = 0;
+  for (const auto& [tokens, num_rows] : sequences(requests, step)) {
+    for (std::size_t i = tokens.size() - index(num_rows); i < tokens.size(); ++i, ++next) {
+      EXPECT_EQ(step.positions.at(next), static_cast<std::int32_t>(i));
+      EXPECT_EQ(step.token_ids.at(next), tokens[i]);
     }
   }
+  EXPECT_EQ(next, index(step.num_tokens()));
   return rows;
 }
 

@@ -10,7 +10,8 @@
 #include "device/layer_model.hpp"
 
 /// An engine around a Session whose projections are random numbers: a token's query, key and value
-/// depend on the layer, on the token and on all tokens before it, as in a model.
+/// depend on the layer, on the token and on all tokens before it, as in a model. Before a draft are
+/// those that lead to it.
 namespace session_test {
 
 using Tokens = std::vector<std::int32_t>;
@@ -35,6 +36,13 @@ class Client {
                             const clattn::Step& step, const clattn::ForwardOptions& options = {});
 
  private:
+  /// Tokens whose last ones are rows of a step: a request's, or those that lead to a draft.
+  struct Sequence {
+    Tokens tokens;
+    std::int32_t num_rows = 0;
+  };
+  std::vector<Sequence> sequences(const std::vector<clattn::StepRequest>& requests,
+                                  const clattn::Step& step) const;
   std::vector<float> row(std::int32_t layer, int tensor,
                          std::span<const std::int32_t> tokens) const;
   std::size_t row_size(std::int32_t layer, int tensor) const;

@@ -29,6 +29,7 @@ static void make_session(World& world) {
     if (dice.one_in(20)) config->block_size = 8;
   }
   if (dice.one_in(2)) layer.dtype = other.dtype = "f32";
+  if (dice.one_in(2)) layer.use_trees = other.use_trees = 1;
   if (dice.one_in(4)) layer.kv_cache_dtype = other.kv_cache_dtype = "fp8";
   const ClattnLayerConfig* const layers[] = {&layer, dice.one_in(20) ? nullptr : &other};
   const ClattnStepOptions options = step_options(dice);
@@ -81,13 +82,16 @@ static void change_request(World& world) {
   ClattnSession* const handle = maybe(world.dice, session.handle);
   const std::int64_t id = request_of(world);
   std::int64_t copy = -1;
-  switch (world.dice.below(3)) {
+  switch (world.dice.below(4)) {
     case 0:
       if (session.requests.size() > 8) return;
       tell(clattn_session_fork(handle, id, world.dice.one_in(60) ? nullptr : &copy));
       return session.requests.push_back(copy);
     case 1:
       return tell(clattn_session_evict(handle, id));
+    case 2:
+      return tell(
+          clattn_session_truncate(handle, id, static_cast<std::int32_t>(1 + world.dice.below(50))));
     default:
       tell(clattn_session_finish(handle, id));
       std::erase(session.requests, id);
@@ -99,7 +103,8 @@ static void read_rows(const ClattnStepRows& rows) {
   bool fits = rows.query_start_loc[rows.num_requests] == rows.num_tokens;
   for (std::int32_t i = 0; fits && i < rows.num_requests; ++i) {
     const std::int32_t first = rows.query_start_loc[i], end = rows.query_start_loc[i + 1];
-    fits = first < end && rows.positions[first] + end - first == rows.seq_lens[i];
+    const std::int32_t drafts = rows.num_drafts[i];
+    fits = first < end - drafts && rows.positions[first] + end - first == rows.seq_lens[i];
   }
   if (!fits) throw std::runtime_error("rows of a step that do not fit");
 }
@@ -118,11 +123,25 @@ static void commit_session(World& world) {
   tell(clattn_session_commit(maybe(world.dice, world.c->session.handle)));
 }
 
+/// Mostly what a chain or a tree of step_session() allows.
+static void accept_drafts_of(World& world, std::int64_t id) {
+  Dice& dice = world.dice;
+  std::array<std::int32_t, 3> path = {0, dice.one_in(2) ? 1 : 2, 2};
+  if (dice.one_in(20)) path[0] = static_cast<std::int32_t>(dice.odd_number());
+  tell(clattn_session_accept(maybe(dice, world.c->session.handle), id,
+                             dice.one_in(60) ? nullptr : path.data(),
+                             static_cast<size_t>(dice.below(dice.one_in(6) ? 4 : 2))));
+}
+
+static void accept_drafts(World& world) {
+  accept_drafts_of(world, request_of(world));
+}
+
 static void step_session(World& world) {
   Dice& dice = world.dice;
   const auto& requests = world.c->session.requests;
   if (requests.empty()) return add_request(world);
-  const std::array<std::int32_t, 3> tokens = {1, 2, 3};
+  const std::array<std::int32_t, 3> tokens = {1, 2, 3}, parents = {-1, 0, dice.one_in(2) ? 0 : 1};
   std::array<ClattnStepRequest, 3> parts{};
   const auto first = static_cast<size_t>(dice.below(8));
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -132,6 +151,11 @@ static void step_session(World& world) {
     part.num_new_tokens = static_cast<size_t>(dice.one_in(6) ? 0 : 1 + dice.below(2));
     if (dice.one_in(4)) part.max_tokens = dice.one_in(8) ? dice.odd_number() : dice.below(20);
     if (dice.one_in(4)) part.compute_every_row = 1;
+    if (dice.one_in(4)) {
+      part.drafts = dice.one_in(60) ? nullptr : tokens.data();
+      part.num_drafts = static_cast<size_t>(dice.below(4));
+      if (dice.one_in(3)) part.draft_parents = parents.data();
+    }
     if (dice.one_in(100)) part.reserved = 1;
   }
   auto rows = sized<ClattnStepRows>(dice);
@@ -143,7 +167,9 @@ static void step_session(World& world) {
     if (dice.one_in(20)) return;  // left to attend_session(), or given up
     attend(world, layer);
   }
-  if (!dice.one_in(4)) commit_session(world);
+  if (world.c->session.explicit_commit && !dice.one_in(4)) commit_session(world);
+  for (size_t i = 0; i < count; ++i)
+    if (parts.at(i).num_drafts > 0 && !dice.one_in(6)) accept_drafts_of(world, parts.at(i).id);
 }
 
 static void attend_session(World& world) {
@@ -193,10 +219,11 @@ std::span<const test::RandomCall> test::c_session_calls() {
   static constexpr auto kCalls = std::to_array<RandomCall>({
       {"clattn_session_create", 1, make_session},
       {"clattn_session_add", 20, add_request},
-      {"clattn_session_fork, _evict, _finish", 20, change_request},
+      {"clattn_session_fork, _evict, _truncate, _finish", 20, change_request},
       {"clattn_session_step", 60, step_session},
       {"clattn_session_attend", 10, attend_session},
       {"clattn_session_commit", 5, commit_session},
+      {"clattn_session_accept", 10, accept_drafts},
       {"clattn_session_..._info and the like", 20, ask_session},
       {"clattn_session_destroy", 1, destroy_session},
   });

@@ -256,6 +256,11 @@ TEST_P(SessionOnDevice, LatentForksAndSharedCaches) {
   for (Client* each : {&forked, &plain}) each->run({{each->session.add(counting(0, 20))}});
   const RequestId twin = forked.session.fork(0);
   EXPECT_EQ(forked.run({{twin, {3}}}).at(twin), plain.run({{0, {3}}}).at(0));
+  // And chains of drafts.
+  forked.run({{.id = twin, .new_tokens = {5}, .drafts = {6, 7, 8}}});
+  forked.session.accept(twin, {0, 1});
+  plain.run({{0, {5, 6, 7}}});
+  EXPECT_EQ(forked.run({{twin, {9}}}).at(twin), plain.run({{0, {9}}}).at(0));
 }
 
 TEST_P(SessionOnDevice, LayersMayShareACache) {

@@ -1,0 +1,156 @@
+#include <algorithm>
+#include <clattn/attn_utils.hpp>
+#include <clattn/block_pool.hpp>
+#include <clattn/cache_ops.hpp>
+#include <clattn/session.hpp>
+#include <numeric>
+#include <utility>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "metadata/tree_rows.hpp"
+
+// What a session does with drafts, and how requests become shorter.
+
+namespace clattn {
+
+using detail::throw_invalid_if, detail::to_size;
+
+void Session::drop_drafts(Request& request) noexcept {
+  request.drafts.clear();
+  request.parents.clear();
+}
+
+void Session::check_no_drafts(std::string_view call, RequestId id) const {
+  const std::size_t count = request(id).drafts.size();
+  throw_invalid_if(count > 0, "{}: request {} has {} drafts, legal: none, as after accept()", call,
+                   id, count);
+}
+
+void Session::check_not_in_step(std::string_view call, RequestId id) const {
+  throw_invalid_if(
+      std::ranges::find(advancing_, id, &Advance::id) != advancing_.end(),
+      "{}: request {} is in a step that does not count yet, legal: one that is in none", call, id);
+}
+
+/// Blocks that hold this many tokens.
+std::size_t Session::num_blocks_of(std::int32_t num_tokens) const {
+  return to_size(detail::ceil_div(num_tokens, pool_->block_size()));
+}
+
+/// Gives up the blocks behind the request's first tokens.
+void Session::release_behind(Request& request, std::int32_t num_tokens) {
+  const std::size_t held = num_blocks_of(num_tokens);
+  pool_->release(std::span(request.blocks).subspan(held));
+  request.blocks.resize(held);
+}
+
+void Session::set_computed(Request& request, std::int32_t num_computed) {
+  request.num_computed = num_computed;
+  if (!config_.prefix_caching) return;
+  pool_->publish(std::span(request.tokens).first(to_size(num_computed)), request.blocks,
+                 request.cache_salt);
+}
+
+void Session::truncate(RequestId id, std::int32_t length) {
+  check_no_drafts("truncate", id);
+  check_not_in_step("truncate", id);
+  Request& request = requests_[id];
+  const std::size_t most = request.tokens.size();
+  throw_invalid_if(length < 1 || std::cmp_greater(length, most),
+                   "truncate: request {}: length is {}, legal: 1 … {} (its tokens)", id, length,
+                   most);
+  request.tokens.resize(to_size(length));
+  request.num_computed = std::min(request.num_computed, length);
+  release_behind(request, request.num_computed);
+}
+
+/// The drafts become the request's, in the step that is being made.
+void Session::take_drafts(const StepRequest& wanted, Scheduled& part) const {
+  throw_invalid_if(
+      !wanted.draft_parents.empty() && wanted.draft_parents.size() != wanted.drafts.size(),
+      "step: request {}: draft_parents holds {} elements, legal: {} (drafts), or none", wanted.id,
+      wanted.draft_parents.size(), wanted.drafts.size());
+  if (wanted.drafts.empty()) return;
+  Request& request = *part.request;
+  const auto left = std::ssize(request.tokens) - part.num_computed;
+  throw_invalid_if(wanted.max_tokens < left,
+                   "step: request {}: max_tokens is {}, legal with drafts: >= {} (its tokens that "
+                   "are not computed)",
+                   wanted.id, wanted.max_tokens, left);
+  request.drafts = wanted.drafts;
+  request.parents = wanted.draft_parents;
+  if (request.parents.empty()) {
+    request.parents.resize(request.drafts.size());
+    std::iota(request.parents.begin(), request.parents.end(), -1);
+  }
+  for (std::size_t draft = 0; draft < request.parents.size(); ++draft)
+    throw_invalid_if(
+        request.parents[draft] < -1 || std::cmp_greater_equal(request.parents[draft], draft),
+        "step: request {}: draft_parents[{}] is {}, legal: -1 … {}", wanted.id, draft,
+        request.parents[draft], static_cast<std::int64_t>(draft) - 1);
+  part.seq_len += static_cast<std::int32_t>(request.drafts.size());
+  part.has_tree = !detail::is_chain(request.parents);
+  if (part.has_tree) check_tree(wanted, part);
+}
+
+/// Whether every layer takes the drafts, which are no chain.
+void Session::check_tree(const StepRequest& wanted, const Scheduled& part) const {
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer)
+    throw_invalid_if(!layers_[layer]->config().use_trees,
+                     "step: request {}: its drafts are a tree, legal in layer {} without "
+                     "use_trees: a chain",
+                     wanted.id, layer);
+  const std::int32_t rows = part.seq_len - part.num_computed;
+  throw_invalid_if(rows > kMaxTreeNodes,
+                   "step: request {}: its drafts are a tree and it has {} rows, legal: at most {}",
+                   wanted.id, rows, kMaxTreeNodes);
+}
+
+/// Moves the drafts of the path behind the request's computed tokens.
+void Session::move_drafts(const Request& request, std::span<const std::int32_t> path) const {
+  std::vector<std::int64_t> src, dst;
+  const auto slot = [&](std::size_t draft) {
+    const std::int32_t position = request.num_computed + static_cast<std::int32_t>(draft);
+    const std::int32_t size = pool_->block_size();
+    return std::int64_t{request.blocks[to_size(position / size)]} * size + position % size;
+  };
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    if (std::cmp_equal(path[i], i)) continue;
+    src.push_back(slot(to_size(path[i])));
+    dst.push_back(slot(i));
+  }
+  if (src.empty()) return;
+  const std::int32_t starts[] = {0, static_cast<std::int32_t>(src.size())};
+  move_tokens(*context_, queue_, caches_, TokenMoves{src, dst, starts});
+}
+
+void Session::accept(RequestId id, std::span<const std::int32_t> path) {
+  const std::vector<std::int32_t>& parents = request(id).parents;
+  throw_invalid_if(parents.empty(),
+                   "accept: request {} has no drafts, legal: after a step with some", id);
+  check_not_in_step("accept", id);
+  std::int32_t last = -1;
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    const bool is_draft = path[i] >= 0 && std::cmp_less(path[i], parents.size());
+    throw_invalid_if(!is_draft || parents[to_size(path[i])] != last,
+                     "accept: request {}: path[{}] is {}, legal: one of its {} drafts whose parent "
+                     "is {}",
+                     id, i, path[i], parents.size(), last);
+    last = path[i];
+  }
+  Request& request = requests_[id];
+  const std::size_t length = request.tokens.size();
+  try {
+    for (const std::int32_t draft : path) request.tokens.push_back(request.drafts[to_size(draft)]);
+    move_drafts(request, path);
+  } catch (...) {
+    request.tokens.resize(length);
+    throw;
+  }
+  drop_drafts(request);
+  set_computed(request, static_cast<std::int32_t>(request.tokens.size()));
+  release_behind(request, request.num_computed);
+}
+
+}  // namespace clattn
