@@ -65,6 +65,14 @@ struct BuilderOptions {
   /// slot_mapping, common_prefix_len and update_block_table(). Each upload grows by 56 bytes per
   /// work item.
   bool device_seq_lens = false;
+  /// With device_seq_lens: of decodes, the query tokens are known on the device alone, too. Every
+  /// request that the batch gives up to decode_threshold query tokens may have any number up to it
+  /// (vLLM: device-CPU query lens mismatch, which adaptive verification needs), and
+  /// update_query_lens() says which. The batch's query_start_loc is exact for the longer requests,
+  /// the prefills; decodes that stand between them share out as many rows as it gives them. Partial
+  /// results get room for decode_threshold rows of each request. kUnsupported if max_num_reqs times
+  /// decode_threshold rows exceed what kMaxWorkspaceBytes holds.
+  bool device_query_lens = false;
   /// If a step has exactly two launches, and the plan predicts that they end earlier beside each
   /// other, each gets a part of the device. The second goes to an in-order queue of the builder's
   /// own: it waits for what the caller's queue held before, and later work of the caller's queue

@@ -73,6 +73,9 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   /// What AttentionState can record for this backend's layers. kUniformBatch here means more than
   /// vLLM's: requests of a recorded step may differ in their query tokens, up to decode_threshold.
   virtual AttentionCGSupport graph_support() const noexcept { return AttentionCGSupport::kNever; }
+  /// Whether its builders take BuilderOptions::device_query_lens: decodes whose query lengths are
+  /// others on the device than on the host, as adaptive verification makes them.
+  virtual bool supports_device_cpu_query_lens_mismatch() const noexcept { return false; }
   /// Logical shape of one layer's cache. MLA backends: (1, num_blocks, block_size, 1, head_size),
   /// which is the memory of vLLM's (num_blocks, block_size, head_size).
   virtual std::array<std::int64_t, 5> get_kv_cache_shape(std::int64_t num_blocks,

@@ -227,6 +227,34 @@ struct DeviceLengths {
 void update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
                      const DeviceLengths& lengths, DeviceErrors& errors, Event* event = nullptr);
 
+/// Where the device keeps how a step's rows are shared out, and its lengths.
+struct DeviceQueryLengths {
+  /// i32 [num_reqs + 1]: the first row of each request and one past the last one's, from 0 on,
+  /// ascending. Of a step with graph_batch_size as many as its (padded) batch size plus one; those
+  /// behind the batch's requests repeat the last row (vLLM: query_start_loc).
+  Buffer query_start_loc = {};
+  Buffer seq_lens = {};      ///< i32 [num_reqs]: DeviceLengths::seq_lens
+  Buffer slot_mapping = {};  ///< i64 [num_actual_tokens]: DeviceLengths::slot_mapping; those of
+                             ///< rows behind the last request are not looked at
+};
+
+/// Gives a step of a builder with BuilderOptions::device_query_lens its query lengths and lengths,
+/// without the host: update_seq_lens() with other rows. A decode may have 0 … decode_threshold
+/// query tokens, no more than its bound, if decodes that follow each other stay within the rows
+/// that the batch gave them together; prefills keep the batch's rows. Rows behind the last request
+/// are padding: their slots are kPadSlotId, and nothing is written to their outputs and LSEs.
+/// Before the first call the batch's query_start_loc counts, and its bounds as lengths.
+///
+/// A request whose rows or length are others is noted in `errors`; nothing is written for it, and
+/// its slots are kPadSlotId. Results have the bits of a step that was built with these lengths as
+/// update_seq_lens() says, if that one runs the same kernel (chosen here for decode_threshold
+/// query tokens) and its splits are the same; kDeterministic splits decodes only where
+/// decode_threshold is 1. Throws what update_seq_lens() throws, which in turn refuses this
+/// metadata, as does advance_step.
+void update_query_lens(cl_command_queue queue, const AttentionMetadata& metadata,
+                       const DeviceQueryLengths& lengths, DeviceErrors& errors,
+                       Event* event = nullptr);
+
 /// A decode batch whose metadata lives on the device, one query token per row. Rows from
 /// num_queries on are padding.
 struct AdvanceStep {

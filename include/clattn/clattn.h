@@ -180,6 +180,10 @@ typedef struct ClattnStepOptions {
                                    that clattn_update_seq_lens() takes from the device */
   int32_t disable_cascade_attn; /**< other than 0: clattn_step_use_cascade() always says no */
   const struct ClattnWorkspace* workspace; /**< clattn_workspace_create(); NULL = its own */
+  int32_t device_query_lens; /**< other than 0: so are the query tokens of requests that a batch
+                                gives up to decode_threshold, by clattn_update_query_lens();
+                                device_seq_lens is set then, too */
+  int32_t reserved;
 } ClattnStepOptions;
 
 /** The metadata of the last batch that it was built for; for one queue. */

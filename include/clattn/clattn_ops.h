@@ -159,6 +159,15 @@ CLATTN_C_API ClattnResult clattn_update_seq_lens(const ClattnQueue* queue, const
                                                  const ClattnBuffer* slot_mapping,
                                                  ClattnDeviceErrors* errors, ClattnEvent* event);
 
+/** Gives a step with ClattnStepOptions.device_query_lens its rows: `query_start_loc`, i32 [num_reqs
+   + 1], and its lengths: `seq_lens`, i32 [num_reqs]; `slot_mapping` as above
+   (clattn::update_query_lens). */
+CLATTN_C_API ClattnResult clattn_update_query_lens(const ClattnQueue* queue, const ClattnStep* step,
+                                                   const ClattnBuffer* query_start_loc,
+                                                   const ClattnBuffer* seq_lens,
+                                                   const ClattnBuffer* slot_mapping,
+                                                   ClattnDeviceErrors* errors, ClattnEvent* event);
+
 /** A decode batch whose metadata lies on the device, one query token a row (clattn::AdvanceStep,
    AdvanceStepPages). */
 typedef struct ClattnAdvanceStep {

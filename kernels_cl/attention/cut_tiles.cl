@@ -51,17 +51,15 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
     cla_note(errors, (uint)split.request, reason);
     length = 0;
   }
-  const int q_pos = length > 0 ? length - split.behind : 0;
-  const ClaTileKeys keys = cla_tile_keys(&sight, q_pos, split.q_count, length);
-  const int splits = cla_num_splits(&split, cla_pages_of(keys.count, page_size));
+  const ClaCut cut = cla_cut_tile(&split, &sight, length);
   *(__global ClaWorkItem*)(meta + split.item_at) =
-      cla_item_of(&split, q_pos, keys, page_size, splits);
+      cla_item_of(&split, cut.q_pos, cut.keys, page_size, cut.num_splits);
   if (split.split != 0) return;
   if (split.behind == split.query_len) meta[lens_at + split.request] = length;
   __global const int* pages = meta + list_at + split.pages_at;
   __global long* slots = (__global long*)meta + split.q_row;
   for (int token = 0; token < split.q_count; ++token) {
-    const int position = q_pos + token;
+    const int position = cut.q_pos + token;
     long slot = -1;
     if (length > 0) {
       slot = given != 0 ? given[split.q_row + token]
@@ -70,6 +68,6 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
     slots[token] = slot;
     if (split.merge_at >= 0)
       ((__global ClaMergeItem*)(meta + split.merge_at))[token] =
-          cla_merge_of(&split, token, splits);
+          cla_merge_of(&split, token, cut.num_splits);
   }
 }

@@ -28,6 +28,17 @@ typedef struct ClaTileKeys {
   int count;
 } ClaTileKeys;
 
+/* Where the query tokens of a request may stand, and how many it may have, if the device decides
+   (attention/cut_queries.cl). */
+typedef struct ClaQueryBounds {
+  int begin; /* rows of the batch's query tensor between which its own lie */
+  int end;
+  int fewest; /* query tokens */
+  int most;
+  int bound;    /* tokens that the request has at most */
+  int pages_at; /* see ClaWorkItem */
+} ClaQueryBounds;
+
 /* One split of a tile, as far as it is known without the length of the request. */
 typedef struct ClaSplit {
   int request;     /* in the batch */
@@ -97,6 +108,37 @@ static inline int cla_split_begin(const ClaSplit* tile, ClaTileKeys keys, int pa
   return (int)(keys.first + page * page_size);
 }
 
+/* What remains of a tile that was planned for `planned->query_len` tokens of a request that has
+   `query_len`, the first one in `first_row`. Of a tile without tokens `behind` is below 1; its rows
+   stay what they were, since its item reads them. */
+static inline ClaSplit cla_narrow_tile(const ClaSplit* planned, int first_row, int query_len) {
+  ClaSplit tile = *planned;
+  const int before = planned->query_len - planned->behind; /* of the request's, the tile's first */
+  tile.query_len = query_len;
+  tile.behind = query_len - before;
+  if (tile.behind < 1) return tile;
+  tile.q_row = first_row + before;
+  if (tile.behind < tile.q_count) tile.q_count = tile.behind;
+  return tile;
+}
+
+/* What the items of a tile follow from. */
+typedef struct ClaCut {
+  int q_pos;
+  int num_splits; /* 0: the tile has no tokens */
+  ClaTileKeys keys;
+} ClaCut;
+
+/* Of a request of `length` tokens; 0: one that is left out, which sees no key. */
+static inline ClaCut cla_cut_tile(const ClaSplit* tile, const ClaSight* sight, int length) {
+  ClaCut cut = {0, 0, {0, 0}};
+  if (tile->behind < 1) return cut;
+  if (length > 0) cut.q_pos = length - tile->behind;
+  cut.keys = cla_tile_keys(sight, cut.q_pos, tile->q_count, length);
+  cut.num_splits = cla_num_splits(tile, cla_pages_of(cut.keys.count, sight->page_size));
+  return cut;
+}
+
 /* The item of a split. One that is not needed, because the tile has fewer, gets no keys and a
    partial row that nobody merges. */
 static inline ClaWorkItem cla_item_of(const ClaSplit* split, int q_pos, ClaTileKeys keys,
@@ -117,12 +159,13 @@ static inline ClaWorkItem cla_item_of(const ClaSplit* split, int q_pos, ClaTileK
   return item;
 }
 
-/* What merges the splits of the tile's query token `token`; num_splits is 0 if it is not split. */
+/* What merges the splits of the tile's query token `token`; num_splits is 0 if it is not split. In
+   a tile that was narrowed, tokens that it lost are not. */
 static inline ClaMergeItem cla_merge_of(const ClaSplit* tile, int token, int num_splits) {
   ClaMergeItem merge;
   merge.out_row = tile->q_row + token;
   merge.partial_row = tile->first_row + token;
-  merge.num_splits = num_splits > 1 ? num_splits : 0;
+  merge.num_splits = num_splits > 1 && token < tile->q_count ? num_splits : 0;
   merge.split_stride = tile->q_count;
   return merge;
 }

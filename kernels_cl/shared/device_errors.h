@@ -15,6 +15,9 @@
 /* Of update_seq_lens: */
 #define CLA_ERROR_SHORT 4 /* the seq_len is less than the request's query tokens */
 #define CLA_ERROR_LONG 5  /* or more than its bound */
-#define CLA_ERROR_REASONS 6
+/* Of update_query_lens: */
+#define CLA_ERROR_QUERIES 6 /* the request's rows are not among those that it may have */
+#define CLA_ERROR_TOKENS 7  /* the seq_len is less than its query tokens, or more than its bound */
+#define CLA_ERROR_REASONS 8
 
 #endif

@@ -80,6 +80,9 @@ void bind_cache_shapes(nb::class_<AttentionBackend>& backend) {
           "The one layout that works, or None where there is a choice.")
       .def_prop_ro("library", &B::library, "Path of its plug-in; empty: it is built in.")
       .def_prop_ro("is_mla", &B::is_mla)
+      .def_prop_ro("supports_device_cpu_query_lens_mismatch",
+                   &B::supports_device_cpu_query_lens_mismatch,
+                   "Whether its builders take device_query_lens.")
       .def_prop_ro(
           "graph_support",
           [](const B& self) {

@@ -60,7 +60,9 @@ void bind_builder_options(nb::module_& module) {
       .def_rw("graph_batch_size", &O::graph_batch_size, "> 0: steps can be recorded up to it.")
       .def_rw("disable_cascade_attn", &O::disable_cascade_attn)
       .def_rw("device_seq_lens", &O::device_seq_lens,
-              "The lengths of a step are known on the device alone: update_seq_lens().");
+              "The lengths of a step are known on the device alone: update_seq_lens().")
+      .def_rw("device_query_lens", &O::device_query_lens,
+              "So are the query tokens of its decodes: update_query_lens().");
 }
 
 }  // namespace

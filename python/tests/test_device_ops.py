@@ -262,6 +262,32 @@ def test_lengths_from_the_device(context, queue, layer):
         errors.check(queue)
 
 
+def test_query_lengths_from_the_device(context, queue, layer):
+    assert layer.backend.supports_device_cpu_query_lens_mismatch
+    options = clattn.BuilderOptions(
+        device_seq_lens=True, device_query_lens=True, decode_threshold=3
+    )
+    builder = layer.backend.make_builder(context, layer.config, options)
+    batch = clattn.CommonAttentionMetadata([0, 2, 3], [32, 16], layer.batch.block_table)
+    metadata = builder.build(queue, batch)
+    errors = clattn.DeviceErrors(context, queue)
+    clattn.update_query_lens(queue, metadata, [0, 0, 2], [20, 6], errors)
+    errors.check(queue)
+    key, value = layer.rows(6, 2, 1.0), layer.rows(6, 2, 1.0)
+    slots = layer.batch.slots(1, np.arange(6))
+    clattn.reshape_and_cache_flash(context, queue, key, value, layer.cache, slots, "f32")
+    query = layer.rows(3, 8, 1.0)
+    output = np.full_like(query, 9)
+    layer.impl.forward(queue, query, output, layer.cache, metadata)
+    options = reference.Options(scale=64**-0.5)
+    want, _ = reference.attention(query[:2], key.astype(float), value.astype(float), options)
+    np.testing.assert_allclose(output[:2], want, atol=2e-5)
+    np.testing.assert_array_equal(output[2], np.full_like(query[2], 9))
+    clattn.update_query_lens(queue, metadata, [0, 0, 4], [20, 6], errors)
+    with pytest.raises(clattn.InvalidArgument, match="update_query_lens: request 1"):
+        errors.check(queue)
+
+
 def test_advance_steps(context, queue):
     given = {
         "input_tokens": np.array([1, 2, 3], np.int64),

@@ -153,7 +153,8 @@ class MLABackend final : public DescribedBackend {
   MLABackend()
       : DescribedBackend({.name = kMLABackendName,
                           .layouts = kBothLayouts,
-                          .graph_support = AttentionCGSupport::kUniformBatch}) {}
+                          .graph_support = AttentionCGSupport::kUniformBatch,
+                          .device_query_lens = true}) {}
 
   bool is_mla() const noexcept override { return true; }
 

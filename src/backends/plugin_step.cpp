@@ -37,6 +37,8 @@ class PluginMetadataBuilder final : public AttentionMetadataBuilder {
                           options.graph_batch_size));
     refuse_if(options.device_seq_lens,
               "device_seq_lens: true, legal: false: plugins plan by the host's lengths");
+    refuse_if(options.device_query_lens,
+              "device_query_lens: true, legal: false: plugins plan by the host's lengths");
     refuse_if(options.split_policy != SplitPolicy::kBalanced || options.num_splits != 0,
               "split_policy and num_splits, legal: balanced and 0: plugins cut their work "
               "themselves");

@@ -36,6 +36,7 @@ class DescribedBackend : public AttentionBackend {
     KVCacheLayout preferred = KVCacheLayout::kNHD;
     std::int32_t kv_dimension = 0;
     AttentionCGSupport graph_support = AttentionCGSupport::kNever;
+    bool device_query_lens = false;  ///< supports_device_cpu_query_lens_mismatch()
   };
   explicit DescribedBackend(const Facts& facts) : facts_(facts) {}
 
@@ -48,6 +49,9 @@ class DescribedBackend : public AttentionBackend {
   }
   std::int32_t kv_dimension() const noexcept override { return facts_.kv_dimension; }
   AttentionCGSupport graph_support() const noexcept override { return facts_.graph_support; }
+  bool supports_device_cpu_query_lens_mismatch() const noexcept override {
+    return facts_.device_query_lens;
+  }
   std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override;
 
  private:

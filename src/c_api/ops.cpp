@@ -226,6 +226,19 @@ ClattnResult clattn_update_seq_lens(const ClattnQueue* queue, const ClattnStep* 
   });
 }
 
+ClattnResult clattn_update_query_lens(const ClattnQueue* queue, const ClattnStep* step,
+                                      const ClattnBuffer* query_start_loc,
+                                      const ClattnBuffer* seq_lens,
+                                      const ClattnBuffer* slot_mapping, ClattnDeviceErrors* errors,
+                                      ClattnEvent* event) {
+  return guarded([&] {
+    update_query_lens(held(queue), metadata_of(step),
+                      {held(query_start_loc, "query_start_loc"), held(seq_lens, "seq_lens"),
+                       buffer_of(slot_mapping)},
+                      held(errors), event_of(event));
+  });
+}
+
 ClattnResult clattn_advance_step(const ClattnContext* context, const ClattnQueue* queue,
                                  const ClattnAdvanceStep* advance, ClattnDeviceErrors* errors,
                                  ClattnEvent* event) {

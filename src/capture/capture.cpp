@@ -223,6 +223,18 @@ AddResults commit_write(NewCase& made, const SlotSource& written, DType dtype, C
 
 }  // namespace
 
+RunBatch::RunBatch(cl_command_queue queue, const BatchRecord& batch) : record_(batch) {
+  const LengthSource& device = batch.device_starts;
+  if (device.buffer == nullptr) return;
+  starts_ = read_as<std::int32_t>(Queue::adopt(queue), device.buffer, device.offset_bytes,
+                                  std::ssize(batch.query_start_loc));
+  // Of requests that the device left out they may be any numbers.
+  std::int32_t least = 0;
+  for (std::int32_t& start : starts_)
+    least = start = std::clamp(start, least, batch.query_start_loc.back());
+  record_.query_start_loc = starts_;
+}
+
 AddResults capture_attention(const CapturedAttention& call) {
   const AttentionConfig& config = call.config;
   NewCase made(call.queue, "attention");

@@ -11,6 +11,7 @@
 #include <span>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "base/environment.hpp"
 #include "capture/capture_pause.hpp"
@@ -56,10 +57,26 @@ struct BatchRecord {
   /// The pages of request r are pages[pages_at[r]] and those after it. Contiguous keys: no pages,
   /// and the request's first key row stands at pages_at[r].
   std::span<const std::int32_t> pages_at, pages;
-  LengthSource device_lens = {};  ///< if not null, what counts: seq_lens are their bounds
+  LengthSource device_lens = {};    ///< if not null, what counts: seq_lens are their bounds
+  LengthSource device_starts = {};  ///< if not null, what counts instead of query_start_loc
   std::span<const Direction> direction = {};  ///< these as CommonAttentionMetadata has them
   std::span<const std::int32_t> span_start_loc = {}, spans = {}, first_keys = {}, keep_keys = {};
   std::span<const std::int32_t> tree_start_loc = {}, tree_parents = {};
+};
+
+/// The batch that a call runs: that of the host, with the query starts of the device if they count.
+/// Waits for the queue to read them.
+class RunBatch {
+ public:
+  RunBatch(cl_command_queue queue, const BatchRecord& batch);
+  RunBatch(const RunBatch&) = delete;
+  RunBatch& operator=(const RunBatch&) = delete;
+  ~RunBatch() = default;
+  const BatchRecord& record() const noexcept { return record_; }
+
+ private:
+  BatchRecord record_;
+  std::vector<std::int32_t> starts_;
 };
 
 /// The cache of a call; null where its keys are contiguous.

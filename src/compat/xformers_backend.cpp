@@ -23,7 +23,8 @@ class XFormersBackend final : public DescribedBackend {
   XFormersBackend()
       : DescribedBackend({.name = XFormersMetadata::kBackend,
                           .layouts = std::span(kBothLayouts).first(1),
-                          .graph_support = AttentionCGSupport::kUniformBatch}) {}
+                          .graph_support = AttentionCGSupport::kUniformBatch,
+                          .device_query_lens = true}) {}
 
   std::vector<std::string> validate_configuration(
       const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {

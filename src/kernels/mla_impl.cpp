@@ -53,8 +53,9 @@ class PagedMLAImpl final : public MLAImpl {
     const PagedStepView& step = *metadata.step();
     AddResults add;
     if (capturing()) {
+      const RunBatch batch(queue, step.batch);
       add = capture_mla_decode(
-          {queue, config_, step.batch, step.causal != 0, tensors, cache, scale_});
+          {queue, config_, batch.record(), step.causal != 0, tensors, cache, scale_});
     }
     LayerCall layer = layer_call(cache, scale_);
     launch_step(queue, *kernels_, step, tensors, layer, event, launches);

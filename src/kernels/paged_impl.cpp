@@ -148,7 +148,8 @@ class PagedAttentionImpl final : public AttentionImpl {
     }
     AddResults add;
     if (capturing()) {
-      add = capture_attention({queue, config_, step.batch, step.causal != 0, tensors,
+      const RunBatch batch(queue, step.batch);
+      add = capture_attention({queue, config_, batch.record(), step.causal != 0, tensors,
                                paged ? &cache : nullptr, options});
     }
     // Some kernels load the first key row before they find that no row is seen. A call without keys

@@ -171,11 +171,17 @@ void DeviceErrors::check(cl_command_queue queue) {
       "its block table names a block outside the cache",
       "its pages do not fit paged_kv_indices",
       "its seq_len is less than its query tokens",
-      "its seq_len is more than the bound that the step was planned with"};
+      "its seq_len is more than the bound that the step was planned with",
+      "its query tokens are more than decode_threshold or its seq_len bound, or, as those of a "
+      "prefill, not the host's, or lie outside the rows that are its side's",
+      "its seq_len is less than its query tokens, or more than the bound that the step was planned "
+      "with"};
   const std::int32_t reason = word & ((1 << CLA_ERROR_BITS) - 1);
-  throw_invalid("{} {} was left out: {}",
-                reason < CLA_ERROR_SHORT ? "advance_step: row" : "update_seq_lens: request",
-                CLA_ERROR_ROWS - (word >> CLA_ERROR_BITS), kReasons.at(to_size(reason)));
+  const std::string_view what = reason < CLA_ERROR_SHORT     ? "advance_step: row"
+                                : reason < CLA_ERROR_QUERIES ? "update_seq_lens: request"
+                                                             : "update_query_lens: request";
+  throw_invalid("{} {} was left out: {}", what, CLA_ERROR_ROWS - (word >> CLA_ERROR_BITS),
+                kReasons.at(to_size(reason)));
 }
 
 void advance_step_flashattn(const Context& context, cl_command_queue queue, const AdvanceStep& step,

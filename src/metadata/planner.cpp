@@ -35,11 +35,11 @@ template <typename Visit>
 void for_each_tile(const PlannerConfig& config, bool wide, bool skips_gaps,
                    const CommonAttentionMetadata& batch, const Visit& visit) {
   const ClaSight sight = sight_of(config, batch.is_causal());
+  QueryBounds bounds(batch, config.most_query_len);
   for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const auto request = to_size(r);
-    const std::int32_t first_row = batch.query_start_loc[request];
-    const std::int32_t query_len = batch.query_start_loc[request + 1] - first_row;
-    const std::int32_t seq_len = batch.seq_lens[request];
+    const ClaQueryBounds given = bounds.next();
+    const std::int32_t query_len = given.most;
+    const std::int32_t seq_len = given.bound;
     const RequestRows rows = config.lists.any() ? rows_of(config.lists, batch, r) : RequestRows{};
     const std::size_t tile_class = tile_class_of(config, wide, query_len);
     const std::int32_t limit = config.tiles[tile_class].max_item_tokens;
@@ -60,11 +60,12 @@ void for_each_tile(const PlannerConfig& config, bool wide, bool skips_gaps,
       }
       tile.pages = page_count(tile.keys.count, config.block_size) +
                    page_count(tile.kept.count, config.block_size);
+      tile.is_open = given.fewest < query_len;
       tile.split.request = r;
       tile.split.query_len = query_len;
       tile.split.bound = seq_len;
       tile.split.behind = query_len - done;
-      tile.split.q_row = first_row + done;
+      tile.split.q_row = given.begin + done;
       tile.split.q_count = count;
       visit(tile);
       done += count;
@@ -208,7 +209,7 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
     if (!is_rebalanced) tally.items[tile.tile_class] += room;
     tally.listed += tile.listed;
     tally.gap_ints += tile.gap_ints;
-    if (room == 1) return;
+    if (room == 1 && !tile.is_open) return;
     tally.rows += std::int64_t{room} * tile.split.q_count;
     if (!merges) return;
     tally.merges += tile.split.q_count;
@@ -309,7 +310,7 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
       if (others.end_ns <= cuts_.end_ns) cuts_ = others;
     }
     const bool cuts = cuts_.wide || std::ranges::any_of(cuts_.classes, &CutChoice::cuts);
-    if (!cuts && !config.lists.any()) {
+    if (!cuts && !config.lists.any() && config.most_query_len == 0) {
       Tally tally;  // known without a walk: an item a tile
       std::ranges::transform(tiles, tally.items.begin(), &TileCounts::tiles);
       counts_ = to_counts(tally, cuts_);
@@ -339,6 +340,7 @@ void AttentionPlan::write(std::span<const std::int32_t> pages_at, const PlanOutp
                output.items[c].first(to_size(counts_.num_items[c])));
   }
   if (config_.lengths_are_bounds) place_items(counts_, output);
+  if (config_.most_query_len > 0) take_query_lens(config_, batch_, counts_, output);
 }
 
 }  // namespace clattn::detail

@@ -63,6 +63,10 @@ struct PlannerConfig {
   /// of each item how it is made of the length (PlanOutput::splits). What is predicted and how
   /// balanced cuts are chosen follows from the bounds.
   bool lengths_are_bounds = false;
+  /// > 0, with lengths_are_bounds: requests of up to so many query tokens may have any number up to
+  /// it (QueryBounds). The plan has room for that many of each, and partial rows for all of them,
+  /// since items that turn out to be without tokens go there.
+  std::int32_t most_query_len = 0;
   /// The class of the longest requests in plans without wide tiles.
   std::size_t longest_class() const {
     return static_cast<std::size_t>(num_tiles) - (last_is_wide ? 2 : 1);
@@ -183,6 +187,39 @@ double equal_costs_ns(const TileClass& tile, std::span<const ClaWorkItem> items)
 void sort_items(ItemOrder order, const TileClass& tile, std::span<ClaWorkItem> items);
 /// Notes in every split where its item is, once the lists are in order.
 void place_items(const PlanCounts& counts, const PlanOutput& output);
+
+/// Where the query tokens of a batch's requests may stand whose numbers only the device knows, one
+/// request after the other. Requests of up to `most` query tokens may have any number up to it, and
+/// those that follow each other share their rows out anew; longer ones stay as they are.
+class QueryBounds {
+ public:
+  QueryBounds(const CommonAttentionMetadata& batch, std::int32_t most)
+      : batch_(batch), most_(most) {}
+
+  /// Of the next request; pages_at is 0.
+  ClaQueryBounds next() {
+    const std::int32_t begin = start(request_), end = start(request_ + 1);
+    if (end - begin <= most_) return open();
+    const std::int32_t seq_len = batch_.seq_lens[to_size(request_++)];
+    return {begin, end, end - begin, end - begin, seq_len, 0};
+  }
+
+ private:
+  ClaQueryBounds open();
+  std::int32_t start(std::int32_t request) const {
+    return batch_.query_start_loc[to_size(request)];
+  }
+
+  const CommonAttentionMetadata& batch_;
+  std::int32_t most_;
+  std::int32_t request_ = 0;
+  std::int32_t run_begin_ = 0, run_end_ = 0;  ///< of the requests that share their rows out
+};
+
+/// Makes the items and merges of the splits, which are in their places, those of the batch's own
+/// query tokens, as attention/cut_queries.cl will by the device's.
+void take_query_lens(const PlannerConfig& config, const CommonAttentionMetadata& batch,
+                     const PlanCounts& counts, const PlanOutput& output);
 
 /// Pages of the keys that a tile of `count` query tokens sees, of a request of up to `query_len`
 /// of them and `most_keys` keys, if all is as bad as can be.

@@ -19,6 +19,7 @@ struct Tile {
   std::int32_t listed = 0;    ///< ClaListedItem and ClaListedRow
   std::int32_t gap_ints = 0;  ///< of its rows' ClaGapRow
   std::int32_t pages = 0;     ///< that the keys lie in, kept ones included
+  bool is_open = false;       ///< the device decides how many query tokens the request has
   ClaSplit split = {};
   std::int32_t num_keys() const { return kept.count + keys.count; }
 };

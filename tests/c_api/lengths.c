@@ -69,6 +69,77 @@ static void test_update(const Fixture* fixture) {
   clattn_buffer_destroy(seq_lens);
 }
 
+/* Row 0 is request 1's, of 9 tokens; request 0 has none, and nothing is written to row 1. */
+static void test_update_queries(const Fixture* fixture) {
+  float ones[2 * 8 * 64], lse[2 * 8];
+  const int32_t starts[] = {0, 0, 1}, lens[] = {1, 9}, wrong[] = {0, 2, 2};
+  const ClattnBatchInfo batch = decode_batch();
+  ClattnStepOptions options = {.struct_size = sizeof options, .device_query_lens = 1};
+  ClattnTensors tensors = {.struct_size = sizeof tensors};
+  ClattnLayer* layer = NULL;
+  ClattnCache* cache = NULL;
+  ClattnStep* step = NULL;
+  ClattnDeviceErrors* errors = NULL;
+  const ClattnLayerConfig config = layer_config();
+  for (int i = 0; i < 2 * 8 * 64; ++i) ones[i] = 1;
+  for (int i = 0; i < 2 * 8; ++i) lse[i] = -7;
+  ClattnBuffer* const rows = buffer_with(fixture, ones, sizeof ones);
+  ClattnBuffer* const output = buffer_with(fixture, ones, sizeof ones);
+  ClattnBuffer* const lse_buffer = buffer_with(fixture, lse, sizeof lse);
+  ClattnBuffer* const query_start_loc = buffer_with(fixture, starts, sizeof starts);
+  ClattnBuffer* const seq_lens = buffer_with(fixture, lens, sizeof lens);
+  EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
+  EXPECT_OK(clattn_cache_create(layer, fixture->queue, 4, NULL, &cache));
+  EXPECT_OK(clattn_layer_bind_cache(layer, cache));
+  EXPECT_INVALID(clattn_step_create(layer, &options, &step), "device_query_lens: true, legal with");
+  options.device_seq_lens = 1;
+  EXPECT_OK(clattn_step_create(layer, &options, &step));
+  EXPECT_OK(clattn_step_warm_up(step, fixture->queue));
+  EXPECT_OK(clattn_step_build(step, fixture->queue, &batch));
+  EXPECT_OK(clattn_device_errors_create(fixture->context, fixture->queue, &errors));
+  EXPECT_OK(clattn_update_query_lens(fixture->queue, step, query_start_loc, seq_lens, NULL, errors,
+                                     NULL));
+  tensors.query.buffer = tensors.key.buffer = tensors.value.buffer = rows;
+  tensors.output.buffer = output;
+  tensors.lse = lse_buffer;
+  EXPECT_OK(clattn_layer_forward(layer, fixture->queue, &tensors, step));
+  EXPECT_OK(clattn_buffer_read(lse_buffer, fixture->queue, 0, lse, sizeof lse));
+  EXPECT(fabs(lse[0] - log(exp(8) + 8)) < 1e-5 && lse[8] == -7 && lse[15] == -7);
+  EXPECT_OK(clattn_device_errors_check(errors, fixture->queue));
+
+  EXPECT_OK(clattn_buffer_write(query_start_loc, fixture->queue, 0, wrong, sizeof wrong));
+  EXPECT_OK(clattn_update_query_lens(fixture->queue, step, query_start_loc, seq_lens, NULL, errors,
+                                     NULL));
+  EXPECT_INVALID(clattn_device_errors_check(errors, fixture->queue),
+                 "update_query_lens: request 0");
+  EXPECT_INVALID(
+      clattn_update_query_lens(NULL, step, query_start_loc, seq_lens, NULL, errors, NULL),
+      "queue is null");
+  EXPECT_INVALID(
+      clattn_update_query_lens(fixture->queue, NULL, query_start_loc, seq_lens, NULL, errors, NULL),
+      "step is null");
+  EXPECT_INVALID(clattn_update_query_lens(fixture->queue, step, NULL, seq_lens, NULL, errors, NULL),
+                 "query_start_loc is null");
+  EXPECT_INVALID(
+      clattn_update_query_lens(fixture->queue, step, query_start_loc, NULL, NULL, errors, NULL),
+      "seq_lens is null");
+  EXPECT_INVALID(
+      clattn_update_query_lens(fixture->queue, step, query_start_loc, seq_lens, NULL, NULL, NULL),
+      "errors is null");
+  EXPECT_INVALID(clattn_update_query_lens(fixture->queue, fixture->step, query_start_loc, seq_lens,
+                                          NULL, errors, NULL),
+                 "device_query_lens");
+  clattn_device_errors_destroy(errors);
+  clattn_step_destroy(step);
+  clattn_cache_destroy(cache);
+  clattn_layer_destroy(layer);
+  clattn_buffer_destroy(rows);
+  clattn_buffer_destroy(output);
+  clattn_buffer_destroy(lse_buffer);
+  clattn_buffer_destroy(query_start_loc);
+  clattn_buffer_destroy(seq_lens);
+}
+
 /* Two rows, one of them padding; the token goes to position 3 of block 2. */
 static void test_advance(const Fixture* fixture) {
   const int64_t zeros[2] = {9, 9}, sampled = 7;
@@ -144,5 +215,6 @@ static void test_advance(const Fixture* fixture) {
 
 void test_lengths_on_the_device(const Fixture* fixture) {
   test_update(fixture);
+  test_update_queries(fixture);
   test_advance(fixture);
 }

@@ -48,6 +48,7 @@ ClattnStepOptions step_options(Dice& dice) {
     *dice.pick(fields) = static_cast<std::int32_t>(dice.odd_number() % 1000);
   }
   options.device_seq_lens = dice.one_in(8);
+  options.device_query_lens = dice.one_in(16);
   return options;
 }
 

@@ -102,6 +102,11 @@ static void change_lengths(World& world) {
     return tell(clattn_update_seq_lens(maybe(world.dice, c.queue), c.step.get(), any_buffer(world),
                                        slots, c.errors.get(), c.event.get()));
   }
+  if (c.step != nullptr && world.dice.one_in(2)) {
+    return tell(clattn_update_query_lens(maybe(world.dice, c.queue), c.step.get(),
+                                         any_buffer(world), any_buffer(world), nullptr,
+                                         c.errors.get(), c.event.get()));
+  }
   auto advance = sized<ClattnAdvanceStep>(world.dice);
   advance.num_seqs = static_cast<std::int32_t>(world.dice.below(9));
   advance.num_queries = static_cast<std::int32_t>(world.dice.below(9));

@@ -144,6 +144,23 @@ void bind_device_steps(nb::module_& module) {
       "slot_mapping"_a = nb::none(),
       "Gives a step of a builder with device_seq_lens its lengths int32 [num_reqs], and slots\n"
       "int64 [num_actual_tokens]; None: those of the last positions.");
+  module.def(
+      "update_query_lens",
+      [](const Queue& queue, const AttentionMetadata& metadata, nb::handle query_start_loc,
+         nb::handle seq_lens, Errors& errors, nb::handle slot_mapping) {
+        CallTensors tensors(*errors.context, queue);
+        const DeviceQueryLengths lengths{
+            tensors.values<std::int32_t>(query_start_loc, "query_start_loc"),
+            tensors.values<std::int32_t>(seq_lens, "seq_lens"),
+            tensors.values<std::int64_t>(slot_mapping, "slot_mapping")};
+        return tensors.run([&](Event* event) {
+          update_query_lens(queue, metadata, lengths, errors.errors, event);
+        });
+      },
+      "queue"_a, "metadata"_a, "query_start_loc"_a, "seq_lens"_a, "errors"_a, nb::kw_only(),
+      "slot_mapping"_a = nb::none(),
+      "Gives a step of a builder with device_query_lens its rows int32 [num_reqs + 1] and lengths\n"
+      "int32 [num_reqs]; slots as for update_seq_lens().");
   bind_advance(module);
 }
 

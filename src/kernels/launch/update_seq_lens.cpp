@@ -1,5 +1,9 @@
 #include "kernels/launch/update_seq_lens.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/launch/step_launch.hpp"
@@ -15,22 +19,63 @@ std::size_t group_size_of(const detail::AttentionKernels& kernels) {
   return detail::to_size(cache_op_work_group_size(kernels.runtime->capabilities()));
 }
 
-detail::KernelLease bind_cut_tiles(const detail::PagedStepView& step, const DeviceLengths& lengths,
-                                   bool advanced, const Buffer& errors) {
+/// The kernel, bound to what cut_tiles.cl and cut_queries.cl share of their arguments.
+template <typename... Own>
+detail::KernelLease bind_cut(const detail::PagedStepView& step, const Buffer& seq_lens,
+                             const Buffer& slot_mapping, const Own&... own) {
   const ClaSight sight = detail::sight_of(*step.planner, step.causal != 0);
   detail::KernelLease lease = step.cut_tiles->acquire();
   lease.args(step.meta, step.splits_at, step.num_splits, step.lens_at, step.pages_at,
              cl_int{sight.page_size}, cl_int{sight.causal}, cl_int{sight.window_left},
              cl_int{sight.window_right}, cl_int{sight.chunk}, cl_int{sight.chunk_lookback},
-             lengths.seq_lens, lengths.slot_mapping, cl_int{advanced ? 1 : 0}, errors);
+             seq_lens, slot_mapping, own...);
   return lease;
 }
 
-/// Splits of a tile that met other lengths would disagree on their number.
-void require_apart(const Buffer& buffer, cl_mem meta, std::string_view name) {
+detail::KernelLease bind_cut_tiles(const detail::PagedStepView& step, const DeviceLengths& lengths,
+                                   bool advanced, const Buffer& errors) {
+  return bind_cut(step, lengths.seq_lens, lengths.slot_mapping, cl_int{advanced ? 1 : 0}, errors);
+}
+
+detail::KernelLease bind_cut_queries(const detail::PagedStepView& step,
+                                     const DeviceQueryLengths& lengths, const Buffer& errors) {
+  return bind_cut(step, lengths.seq_lens, lengths.slot_mapping, lengths.query_start_loc,
+                  step.bounds_at, step.starts_at, step.num_lens, step.num_slots, errors);
+}
+
+/// What is updated, and by which call.
+struct Update {
+  std::string_view call;
+  const AttentionMetadata& metadata;
+  const DeviceErrors& errors;
+};
+
+/// Throws unless `buffer` holds `count` elements outside of the step's metadata: splits of a tile
+/// that met other lengths would disagree on their number.
+void require_source(const Update& update, const Buffer& buffer, std::int64_t count,
+                    std::size_t element_bytes, std::string_view name) {
+  const detail::PagedStepView& step = *update.metadata.step();
+  detail::require_size(buffer, count, element_bytes, fmt::format("{}: {}", update.call, name));
   detail::throw_invalid_if(
-      detail::place_of(buffer.handle()).memory == detail::place_of(meta).memory,
-      "update_seq_lens: {} lies in the step's metadata, legal: memory of its own", name);
+      detail::place_of(buffer.handle()).memory == detail::place_of(step.meta).memory,
+      "{}: {} lies in the step's metadata, legal: memory of its own", update.call, name);
+}
+
+/// What both calls ask of a step that takes its lengths from the device.
+void check_update(cl_command_queue queue, const Update& update, const Buffer& seq_lens,
+                  const Buffer& slot_mapping) {
+  const detail::PagedStepView& step = *update.metadata.step();
+  require_source(update, seq_lens, step.num_lens, sizeof(std::int32_t), "seq_lens");
+  if (slot_mapping)
+    require_source(update, slot_mapping, step.most_tokens, sizeof(std::int64_t), "slot_mapping");
+  require_source(update, update.errors.word(), 1, sizeof(std::int32_t), "errors");
+  detail::require_in_order(queue);
+  detail::check_recordable(queue, step);
+}
+
+bool takes_lengths(const AttentionMetadata& metadata) {
+  const detail::PagedStepView* const step = metadata.step();
+  return step != nullptr && step->kernels != nullptr && step->cut_tiles != nullptr;
 }
 
 }  // namespace
@@ -38,20 +83,16 @@ void require_apart(const Buffer& buffer, cl_mem meta, std::string_view name) {
 void detail::check_update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
                                    const DeviceLengths& lengths, const DeviceErrors& errors) {
   check_current(metadata, queue);
-  const PagedStepView* const step = metadata.step();
   throw_invalid_if(
-      step == nullptr || step->kernels == nullptr || step->cut_tiles == nullptr,
+      !takes_lengths(metadata),
       "update_seq_lens: attn_metadata: its lengths are on the host, legal: metadata of a builder "
       "with device_seq_lens");
-  require_size(lengths.seq_lens, step->num_lens, sizeof(std::int32_t), "update_seq_lens: seq_lens");
-  if (lengths.slot_mapping)
-    require_size(lengths.slot_mapping, step->most_tokens, sizeof(std::int64_t),
-                 "update_seq_lens: slot_mapping");
-  require_apart(lengths.seq_lens, step->meta, "seq_lens");
-  if (lengths.slot_mapping) require_apart(lengths.slot_mapping, step->meta, "slot_mapping");
-  require_apart(errors.word(), step->meta, "errors");
-  require_in_order(queue);
-  check_recordable(queue, *step);
+  throw_invalid_if(metadata.step()->bounds_at >= 0,
+                   "update_seq_lens: attn_metadata: its query lengths are on the device, too, "
+                   "legal: metadata of a builder without device_query_lens, or "
+                   "update_query_lens()");
+  check_update(queue, {"update_seq_lens", metadata, errors}, lengths.seq_lens,
+               lengths.slot_mapping);
 }
 
 void detail::enqueue_update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
@@ -74,7 +115,9 @@ void detail::warm_up_seq_lens(cl_command_queue queue, const AttentionKernels& ke
   idle.meta = untouched.handle();
   idle.planner = &planner;
   idle.cut_tiles = cut_tiles;
-  bind_cut_tiles(idle, {untouched}, false, untouched).enqueue(queue, 1, group_size_of(kernels));
+  (planner.most_query_len > 0 ? bind_cut_queries(idle, {untouched, untouched}, untouched)
+                              : bind_cut_tiles(idle, {untouched}, false, untouched))
+      .enqueue(queue, 1, group_size_of(kernels));
   Queue::adopt(queue).finish();
 }
 
@@ -83,6 +126,27 @@ void update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
   detail::check_update_seq_lens(queue, metadata, lengths, errors);
   detail::enqueue_update_seq_lens(queue, metadata, lengths, errors, event,
                                   detail::LengthsFrom::kApplication);
+}
+
+void update_query_lens(cl_command_queue queue, const AttentionMetadata& metadata,
+                       const DeviceQueryLengths& lengths, DeviceErrors& errors, Event* event) {
+  detail::check_current(metadata, queue);
+  detail::throw_invalid_if(
+      !takes_lengths(metadata) || metadata.step()->bounds_at < 0,
+      "update_query_lens: attn_metadata: its query lengths are on the host, legal: metadata of a "
+      "builder with device_query_lens");
+  const detail::PagedStepView& step = *metadata.step();
+  const Update update{"update_query_lens", metadata, errors};
+  require_source(update, lengths.query_start_loc, std::int64_t{step.num_lens} + 1,
+                 sizeof(std::int32_t), "query_start_loc");
+  check_update(queue, update, lengths.seq_lens, lengths.slot_mapping);
+  detail::recorder_for(queue, step);
+  if (event != nullptr) event->reset();  // stays empty when there is nothing to do
+  if (step.num_lens == 0) return;
+  const std::size_t group_size = group_size_of(*step.kernels);
+  const cl_int work_items = std::max({step.num_splits, step.num_slots, step.num_lens + 1});
+  bind_cut_queries(step, lengths, errors.word())
+      .enqueue(queue, detail::ceil_div(detail::to_size(work_items), group_size), group_size, event);
 }
 
 }  // namespace clattn

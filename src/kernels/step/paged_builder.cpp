@@ -49,6 +49,8 @@ PagedBuilder::PagedBuilder(std::shared_ptr<Context> context,
   planner_.window = rules_.window;
   planner_.lists = rules_.lists;
   planner_.bidirectional = !may_be_causal(rules_.attn_type);
+  throw_invalid_if(options_.device_query_lens && !options_.device_seq_lens,
+                   "device_query_lens: true, legal with device_seq_lens false: false");
   if (options_.device_seq_lens) take_lengths_from_device();
   const bool fixed_launches = options_.device_seq_lens || options_.graph_batch_size > 0;
   planner_.fixed_groups = fixed_launches;
@@ -59,6 +61,12 @@ PagedBuilder::PagedBuilder(std::shared_ptr<Context> context,
     --planner_.num_tiles;
   }
   planner_.max_partial_rows = most_partial_rows(kernels_->shape, context_->capabilities());
+  const std::int64_t open_rows = std::int64_t{limits.max_num_reqs} * planner_.most_query_len;
+  throw_unsupported_if(open_rows > planner_.max_partial_rows,
+                       "device_query_lens: true, legal with max_num_reqs {} and decode_threshold "
+                       "{}: false (they need {} partial rows, the device has room for {})",
+                       limits.max_num_reqs, options_.decode_threshold, open_rows,
+                       planner_.max_partial_rows);
   if (options_.split_policy == SplitPolicy::kDeterministic) {
     // Cuts may not depend on the batch, so the workspace must hold every request's splits at once:
     // only single queries are split, else the bound would make their cuts too long to help.
@@ -111,14 +119,23 @@ void PagedBuilder::take_lengths_from_device() {
   planner_.lengths_are_bounds = true;
   const std::string group =
       fmt::format("-DCLA_WG_SIZE={}", cache_op_work_group_size(context_->capabilities()));
-  view_.cut_tiles =
-      context_->runtime().kernel({"attention/cut_tiles.cl", "clattn_cut_tiles", group});
+  if (options_.device_query_lens) planner_.most_query_len = options_.decode_threshold;
+  view_.cut_tiles = context_->runtime().kernel(
+      options_.device_query_lens
+          ? KernelSource{"attention/cut_queries.cl", "clattn_cut_queries", group}
+          : KernelSource{"attention/cut_tiles.cl", "clattn_cut_tiles", group});
 }
 
 /// What no step of up to `num_reqs` requests exceeds.
 PlanCounts PagedBuilder::largest_plan(std::int32_t num_reqs) const {
-  if (options_.graph_batch_size == 0) return plan_upper_bound(planner_, options_.limits);
   BatchLimits limits = options_.limits;
+  if (options_.graph_batch_size == 0) {
+    // Requests whose query tokens the device knows are planned for as many as they may have.
+    limits.max_num_batched_tokens = static_cast<std::int32_t>(
+        std::min(kMaxInt32, std::int64_t{limits.max_num_batched_tokens} +
+                                std::int64_t{limits.max_num_reqs} * planner_.most_query_len));
+    return plan_upper_bound(planner_, limits);
+  }
   limits.max_num_reqs = num_reqs;
   limits.max_num_batched_tokens = num_reqs * options_.decode_threshold;
   return plan_upper_bound(planner_, limits, options_.decode_threshold);

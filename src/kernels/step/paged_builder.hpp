@@ -125,6 +125,8 @@ class PagedBuilder : public AttentionMetadataBuilder {
   void copy_slots(const CommonAttentionMetadata& batch, std::span<std::int64_t> slots) const;
   void bind_view(cl_command_queue queue, const CommonAttentionMetadata& batch,
                  const Layout& layout);
+  void put_query_bounds(const CommonAttentionMetadata& batch, std::span<ClaQueryBounds> bounds,
+                        std::span<std::int32_t> starts) const;
   void publish(std::int32_t pad_size);
 
   std::shared_ptr<Context> context_;

@@ -67,6 +67,8 @@ struct PagedBuilder::Layout {
   Part<std::int32_t> gap_rows;
   Part<ClaMergeCounts> merge_counts;  ///< of recorded steps
   Part<std::int32_t> lens;            ///< of steps that take their lengths from the device
+  Part<ClaQueryBounds> bounds;        ///< of steps that take their query lengths from there, too
+  Part<std::int32_t> starts;          ///< of the same
   Part<ClaSplit> splits;              ///< of the same
   Part<std::int32_t> pages;
   std::size_t total = 0;  ///< bytes
@@ -86,6 +88,8 @@ struct PagedBuilder::Layout {
     put(merge_counts, merge_counts.count);
     put(lens, lens.count);
     put(splits, lens.count > 0 ? counts.all_items() : 0);
+    put(bounds, bounds.count);
+    put(starts, bounds.count > 0 ? bounds.count + 1 : 0);
     put(pages, pages.count);
     // Kernels index the metadata with 32-bit ints.
     throw_invalid_if(total / kIntBytes > to_size(std::numeric_limits<cl_int>::max()),
@@ -132,6 +136,7 @@ std::size_t PagedBuilder::largest_step_bytes() const {
   layout.slots.count = limits.max_num_batched_tokens;
   layout.pages.count = recorded ? pages : std::min(pages, kPages);
   layout.lens.count = options_.device_seq_lens ? limits.max_num_reqs : 0;
+  layout.bounds.count = options_.device_query_lens ? limits.max_num_reqs : 0;
   layout.merge_counts.count = recorded ? 1 : 0;
   layout.place(owner + ": the largest step");
   return layout.total;
@@ -241,6 +246,7 @@ PagedBuilder::Layout PagedBuilder::layout_of_step(const CommonAttentionMetadata&
     layout.merge_counts.count = 1;
     if (options_.device_seq_lens) layout.lens.count = pad_size;
   }
+  if (options_.device_query_lens) layout.bounds.count = layout.lens.count;
   if (paged) {
     layout.slots.count = recorded || key_source() == KeySource::kOwnPages
                              ? layout.num_tokens
@@ -255,6 +261,7 @@ void PagedBuilder::build_step(cl_command_queue queue, const CommonAttentionMetad
                               const PagedStepView* taken) {
   CommonAttentionMetadata batch = resolve_causal(given);
   summary_ = check_batch(batch, options);
+  summary_.max_query_len = std::max(summary_.max_query_len, planner_.most_query_len);
   record_.fast_build = taken != nullptr ? taken->batch.plan.fast_build : options.fast_build;
   const PlannerConfig planner = planner_for(batch, summary_, options.fast_build);
   keep_lengths(batch);
@@ -287,12 +294,28 @@ void PagedBuilder::build_step(cl_command_queue queue, const CommonAttentionMetad
     layout.merge_counts.in(bytes)[0] = {view_.planned.num_merges, view_.planned.most_splits};
   }
   if (options_.device_seq_lens) std::ranges::copy(seq_lens_, layout.lens.in(bytes).begin());
+  if (options_.device_query_lens)
+    put_query_bounds(batch, layout.bounds.in(bytes), layout.starts.in(bytes));
   reserve_workspace(view_.planned.num_partial_rows);
   staging_.upload(queue, layout.total, upload);
   bind_view(queue, batch, layout);
   view_.batch.pages = pages;
   view_.block_ids = {options_.limits.num_blocks, pages};
   view_.kernels = kernels_.get();  // from now on it can be run
+}
+
+/// What the device checks query lengths against; `starts` are the host's until it has some.
+void PagedBuilder::put_query_bounds(const CommonAttentionMetadata& batch,
+                                    std::span<ClaQueryBounds> bounds,
+                                    std::span<std::int32_t> starts) const {
+  std::ranges::fill(bounds, ClaQueryBounds{});
+  QueryBounds walk(batch, planner_.most_query_len);
+  for (std::size_t r = 0; r < num_reqs_; ++r) {
+    bounds[r] = walk.next();
+    bounds[r].pages_at = pages_at_[r];
+  }
+  std::ranges::fill(starts, batch.num_actual_tokens);
+  std::ranges::copy(query_start_loc_, starts.begin());
 }
 
 /// Where the uploaded parts are, and what a launch asks of the batch.
@@ -308,6 +331,9 @@ void PagedBuilder::bind_view(cl_command_queue queue, const CommonAttentionMetada
   view_.num_splits = static_cast<cl_int>(layout.splits.count);
   view_.lens_at = layout.lens.in_ints();
   view_.num_lens = static_cast<cl_int>(layout.lens.count);
+  view_.bounds_at = layout.bounds.count > 0 ? layout.bounds.in_ints() : -1;
+  view_.starts_at = layout.starts.in_ints();
+  view_.num_slots = static_cast<cl_int>(layout.slots.count);
   view_.workspace = workspace_.buffer.handle();
   view_.workspace_layout = layout_of(workspace_);
   // A kernel argument, so it must be the same in all recorded steps.
@@ -335,6 +361,7 @@ void PagedBuilder::bind_view(cl_command_queue queue, const CommonAttentionMetada
                  .tree_start_loc = tree_start_loc_,
                  .tree_parents = tree_parents_};
   if (options_.device_seq_lens) view_.batch.device_lens = {view_.meta, layout.lens.at};
+  if (options_.device_query_lens) view_.batch.device_starts = {view_.meta, layout.starts.at};
 }
 
 /// Writes for the graphs of this memory which of them may run, and how much of it.

@@ -26,6 +26,10 @@ struct PagedStepView {
   cl_int num_splits = 0;                  ///< one for each item
   cl_int lens_at = 0;                     ///< and the lengths that it took,
   cl_int num_lens = 0;                    ///< padding included
+  cl_int bounds_at = -1;                  ///< ClaQueryBounds [num_lens]; -1: query lengths are
+                                          ///< the host's
+  cl_int starts_at = 0;                   ///< [num_lens + 1]: the query starts that it took
+  cl_int num_slots = 0;                   ///< padding included
   cl_mem workspace = nullptr;
   WorkspaceLayout workspace_layout;
   BlockBound block_ids;

@@ -46,6 +46,8 @@ TEST(Backends, A1_10_GraphSupport) {
   EXPECT_EQ(backend("FLASHINFER").graph_support(), AttentionCGSupport::kUniformBatch);
   EXPECT_EQ(backend("XFORMERS").graph_support(), AttentionCGSupport::kUniformBatch);
   EXPECT_EQ(backend("CLATTN_MLA").graph_support(), AttentionCGSupport::kUniformBatch);
+  for (const char* name : {"FLASHINFER", "XFORMERS", "CLATTN_MLA"})
+    EXPECT_TRUE(backend(name).supports_device_cpu_query_lens_mismatch()) << name;
   AttentionConfig config = llama();
   config.is_attention_free = true;
   EXPECT_EQ(clattn::get_attn_backend(config, nullptr)->graph_support(), AttentionCGSupport::kNever);

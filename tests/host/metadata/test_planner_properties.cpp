@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "host/metadata/plan_of_lengths.hpp"
@@ -281,6 +283,68 @@ TEST(PlannerProperties, PlansByBoundsServeAllLengths) {
         if (!fixed && !reached) return;
         for (std::int32_t r = 0; r < batch.num_reqs; ++r)
           RC_ASSERT(part_of(device, batch, r) == part_of(host, batch, r));
+      },
+      3000);
+}
+
+/// The same requests with other query tokens, no more than `most`, in the rows that neighbours of
+/// up to `most` have together: what a host may have said of them.
+std::vector<test::Request> shared_out_anew(std::vector<test::Request> requests, std::int32_t most) {
+  const auto is_open = [&](const test::Request& request) { return request.query_len <= most; };
+  for (auto from = requests.begin(); from != requests.end();) {
+    from = std::find_if(from, requests.end(), is_open);
+    const auto end = std::find_if_not(from, requests.end(), is_open);
+    for (auto request = from; request != end && from + 1 != end; ++request) {
+      auto& other = from[between(0, static_cast<std::int32_t>(end - from) - 1)];
+      const std::int32_t taken = between(0, std::min(request->query_len, most - other.query_len));
+      request->query_len -= taken;
+      other.query_len += taken;
+    }
+    // Behind the last request rows may be left over.
+    if (end == requests.end() && from != end)
+      requests.back().query_len += between(0, most - requests.back().query_len);
+    from = end;
+  }
+  for (auto& request : requests)
+    request.seq_len = std::max(request.seq_len, request.query_len) + between(0, one_of({0, 50}));
+  return requests;
+}
+
+// And by bounds of query lengths, of any of these; before it has them, of the host's.
+TEST(PlannerProperties, PlansByBoundsServeAllQueryLengths) {
+  expect_property(
+      [] {
+        PlannerConfig config = any_config();
+        config.split_policy = one_of({SplitPolicy::kBalanced, SplitPolicy::kDeterministic});
+        config.fixed_groups = true;
+        config.lengths_are_bounds = true;
+        config.max_partial_rows = std::int64_t{1} << 30;
+        config.most_query_len = between(1, config.tiles[0].max_query_len);
+        const std::vector<test::Request> requests = any_requests(12);
+        Batch batch = make_batch(requests, config.block_size);
+        Batch bounded =
+            make_batch(shared_out_anew(requests, config.most_query_len), config.block_size);
+        batch.causal = bounded.causal = *rc::gen::arbitrary<bool>();
+        std::string problem;
+        const Plan planned = test::make_plan(config, bounded, &problem);
+        RC_ASSERT(problem == "");
+        for (const Batch* own : {&batch, &bounded}) {
+          const Plan device = test::plan_of_lengths(config, *own, planned);
+          RC_ASSERT(test::PlanChecker(config, *own, device).problem() == "");
+        }
+        for (const ClaSplit& split : planned.splits) {
+          const auto at = static_cast<std::size_t>(split.item_at % (1 << 27) / 8);
+          const ClaWorkItem now =
+              test::SplitOfLengths(config, bounded, split).item(config.block_size);
+          RC_ASSERT(std::memcmp(&planned.items[split.item_at >> 27].at(at), &now, sizeof now) == 0);
+        }
+        BatchLimits limits = limits_of(bounded);
+        limits.max_num_batched_tokens += limits.max_num_reqs * config.most_query_len;
+        const PlanCounts bound = plan_upper_bound(config, limits);
+        RC_ASSERT(planned.counts.num_partial_rows <= bound.num_partial_rows);
+        RC_ASSERT(planned.counts.num_merges <= bound.num_merges);
+        for (std::size_t c = 0; c < kMaxTileClasses; ++c)
+          RC_ASSERT(planned.counts.num_items[c] <= bound.num_items[c]);
       },
       3000);
 }
