@@ -52,6 +52,11 @@ struct BuilderOptions {
   /// decodes (or fewer, see CommonAttentionMetadata::graph_pad_size) needs, so that a recorded step
   /// (graph.hpp) runs the next batch too. Other batches are refused. The memory never moves.
   std::int32_t graph_batch_size = 0;
+  /// With graph_batch_size, which then counts query tokens, as does graph_pad_size: a recorded step
+  /// runs any batch of up to that many, prompts, chunks, decodes and drafts together, of up to as
+  /// many requests and no more than limits.max_num_reqs (vLLM: AttentionCGSupport.ALWAYS). Every
+  /// kernel that such a batch may need is launched. Decoders alone, causal.
+  bool graph_mixed = false;
   /// Shared by builders whose forward() calls run in order on one queue and whose build() calls do
   /// not overlap: memory for the largest of them instead of the sum. Null = the builder's own.
   std::shared_ptr<AttentionWorkspace> workspace = nullptr;

@@ -70,9 +70,14 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   virtual std::vector<SupportedBlockSize> get_supported_kernel_block_sizes() const {
     return {SupportedBlockSize{}};
   }
-  /// What AttentionState can record for this backend's layers. kUniformBatch here means more than
-  /// vLLM's: requests of a recorded step may differ in their query tokens, up to decode_threshold.
+  /// The most that AttentionState can record for layers of this backend. kAlways: mixed batches
+  /// (BuilderOptions::graph_mixed). kUniformBatch here means more than vLLM's: requests of a
+  /// recorded step may differ in their query tokens, up to decode_threshold.
   virtual AttentionCGSupport graph_support() const noexcept { return AttentionCGSupport::kNever; }
+  /// The same for layers of this configuration; decoders alone take mixed batches.
+  virtual AttentionCGSupport get_cudagraph_support(const AttentionConfig&) const {
+    return graph_support();
+  }
   /// Whether its builders take BuilderOptions::device_query_lens: decodes whose query lengths are
   /// others on the device than on the host, as adaptive verification makes them.
   virtual bool supports_device_cpu_query_lens_mismatch() const noexcept { return false; }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace CLATTN_API clattn {
@@ -44,6 +45,15 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
                                               const LayerRegistry& layers,
                                               const std::shared_ptr<Context>& context,
                                               const BuilderOptions& options = {});
+
+/// What a model's groups can record.
+struct AttentionCGSupportInfo {
+  AttentionCGSupport min_cg_support = AttentionCGSupport::kAlways;  ///< all of them can
+  std::string_view min_cg_attn_backend =
+      {};  ///< name of the one that allows least; empty: no group
+};
+/// Over the groups of init_attn_backend(); those of states have no attention to record.
+AttentionCGSupportInfo get_attn_cg_support(std::span<const AttentionGroup> groups);
 
 /// Binds each cache to the layer of that name. Returns the bound caches ordered by layer index
 /// (equal indices: as in the registry). Throws kInvalidArgument for a name that no layer has, and

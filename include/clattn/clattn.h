@@ -183,7 +183,8 @@ typedef struct ClattnStepOptions {
   int32_t device_query_lens; /**< other than 0: so are the query tokens of requests that a batch
                                 gives up to decode_threshold, by clattn_update_query_lens();
                                 device_seq_lens is set then, too */
-  int32_t reserved;
+  int32_t graph_mixed;       /**< other than 0, for clattn_graph_state_create(): sizes of recorded
+                                steps count query tokens, of any requests (BuilderOptions) */
 } ClattnStepOptions;
 
 /** The metadata of the last batch that it was built for; for one queue. */

@@ -76,7 +76,7 @@ class GraphCapture {
 struct GraphInputBuffers {
   Buffer slot_mapping = {};    ///< i64, from the buffer's start; slots outside the cache store
                                ///< nothing. Prepared with the batch's slots, padded with kPadSlotId
-  std::int64_t num_slots = 0;  ///< batch_size * decode_threshold
+  std::int64_t num_slots = 0;  ///< batch_size * decode_threshold; with graph_mixed batch_size
 };
 
 /// How to run a step.
@@ -116,7 +116,9 @@ class AttentionState {
   using MakeBuilder =
       std::function<std::unique_ptr<AttentionMetadataBuilder>(const BuilderOptions& options)>;
 
-  /// A recorded step holds decodes of up to options.decode_threshold query tokens each. Backends
+  /// A recorded step holds decodes of up to options.decode_threshold query tokens each. With
+  /// options.graph_mixed it holds requests of any, and each size below (batch_size, max_batch_size,
+  /// graph_batch_size) counts the query tokens of a step instead of its requests. Backends
   /// that cannot be recorded, or not with this attn_type, refuse at graph_capture(), by name.
   AttentionState(std::shared_ptr<Context> context, const AttentionBackend& backend,
                  AttentionConfig config, BuilderOptions options = {});

@@ -84,13 +84,14 @@ void bind_cache_shapes(nb::class_<AttentionBackend>& backend) {
                    &B::supports_device_cpu_query_lens_mismatch,
                    "Whether its builders take device_query_lens.")
       .def_prop_ro(
-          "graph_support",
-          [](const B& self) {
-            constexpr std::array kNames = {"never", "uniform_single_token_decode", "uniform_batch",
-                                           "always"};
-            return kNames.at(static_cast<std::size_t>(self.graph_support()));
+          "graph_support", [](const B& self) { return graph_support_name(self.graph_support()); },
+          "never, uniform_single_token_decode, uniform_batch or always (AttentionCGSupport).")
+      .def(
+          "get_cudagraph_support",
+          [](const B& self, const AttentionConfig& config) {
+            return graph_support_name(self.get_cudagraph_support(config));
           },
-          "never, uniform_single_token_decode, uniform_batch or always (AttentionCGSupport).");
+          "config"_a, "graph_support of layers of this configuration.");
 }
 
 void bind_backend(nb::module_& module) {

@@ -58,6 +58,8 @@ void bind_builder_options(nb::module_& module) {
               "Whether two launches of a step may run beside each other.")
       .def_rw("workspace", &O::workspace, nb::arg().none(), "None is the builder's own.")
       .def_rw("graph_batch_size", &O::graph_batch_size, "> 0: steps can be recorded up to it.")
+      .def_rw("graph_mixed", &O::graph_mixed,
+              "Whether sizes of recorded steps count query tokens, of any requests.")
       .def_rw("disable_cascade_attn", &O::disable_cascade_attn)
       .def_rw("device_seq_lens", &O::device_seq_lens,
               "The lengths of a step are known on the device alone: update_seq_lens().")

@@ -55,4 +55,11 @@ struct Pages {
   std::vector<HostArray> arrays;
 };
 
+/// Python's name of what can be recorded.
+inline std::string_view graph_support_name(AttentionCGSupport support) {
+  constexpr std::array<std::string_view, 4> kNames = {"never", "uniform_single_token_decode",
+                                                      "uniform_batch", "always"};
+  return kNames.at(static_cast<std::size_t>(support));
+}
+
 }  // namespace clattn::python

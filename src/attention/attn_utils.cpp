@@ -243,6 +243,17 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
   return groups;
 }
 
+AttentionCGSupportInfo get_attn_cg_support(std::span<const AttentionGroup> groups) {
+  AttentionCGSupportInfo least;
+  for (const AttentionGroup& group : groups) {
+    if (group.backend == nullptr) continue;
+    const AttentionCGSupport support = group.backend->get_cudagraph_support(group.config);
+    if (!least.min_cg_attn_backend.empty() && support >= least.min_cg_support) continue;
+    least = {support, group.backend->name()};
+  }
+  return least;
+}
+
 std::vector<const KVCache*> bind_kv_cache(const std::map<std::string, KVCache>& kv_caches,
                                           const LayerRegistry& layers) {
   for (const auto& [name, cache] : kv_caches) layer_of(layers, name).check_kv_cache(cache);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <clattn/attention_backend.hpp>
 #include <clattn/graph.hpp>
 #include <utility>
@@ -129,7 +130,11 @@ ForwardStep AttentionState::begin_forward(cl_command_queue queue,
   if (*capturing_) throw_invalid("begin_forward: called inside of graph_capture(), legal: outside");
   const std::int32_t batch_size = batch_size_for(batch);
   if (batch_size > 0) return {&build(queue, batch_size, batch), batch_size};
-  if (eager_ == nullptr) eager_ = make_builder_(options_);
+  if (eager_ == nullptr) {
+    BuilderOptions options = options_;
+    options.graph_mixed = false;
+    eager_ = make_builder_(options);
+  }
   return {&eager_->build(queue, batch), 0};
 }
 
@@ -141,7 +146,9 @@ const AttentionMetadata& AttentionState::prepare_graph_input_buffers(
 
 std::int32_t AttentionState::batch_size_for(const CommonAttentionMetadata& batch) const {
   if (recorded_ == nullptr || !recorded_->can_run_in_graph(batch)) return 0;
-  const auto fits = captured_.lower_bound(batch.num_reqs);
+  const std::int32_t needed =
+      options_.graph_mixed ? std::max(batch.num_actual_tokens, batch.num_reqs) : batch.num_reqs;
+  const auto fits = captured_.lower_bound(needed);
   return fits == captured_.end() ? 0 : *fits;
 }
 

@@ -153,7 +153,7 @@ class MLABackend final : public DescribedBackend {
   MLABackend()
       : DescribedBackend({.name = kMLABackendName,
                           .layouts = kBothLayouts,
-                          .graph_support = AttentionCGSupport::kUniformBatch,
+                          .graph_support = AttentionCGSupport::kAlways,
                           .device_query_lens = true}) {}
 
   bool is_mla() const noexcept override { return true; }

@@ -35,6 +35,7 @@ class PluginMetadataBuilder final : public AttentionMetadataBuilder {
     refuse_if(options.graph_batch_size > 0,
               fmt::format("graph_batch_size is {}, legal: 0: plugins cannot be recorded",
                           options.graph_batch_size));
+    refuse_if(options.graph_mixed, "graph_mixed: true, legal: false: plugins cannot be recorded");
     refuse_if(options.device_seq_lens,
               "device_seq_lens: true, legal: false: plugins plan by the host's lengths");
     refuse_if(options.device_query_lens,

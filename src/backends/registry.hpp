@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <clattn/registry.hpp>
 #include <functional>
@@ -49,6 +50,11 @@ class DescribedBackend : public AttentionBackend {
   }
   std::int32_t kv_dimension() const noexcept override { return facts_.kv_dimension; }
   AttentionCGSupport graph_support() const noexcept override { return facts_.graph_support; }
+  AttentionCGSupport get_cudagraph_support(const AttentionConfig& config) const override {
+    const bool mixed = config.attn_type == AttentionType::kDecoder;
+    return mixed ? facts_.graph_support
+                 : std::min(facts_.graph_support, AttentionCGSupport::kUniformBatch);
+  }
   bool supports_device_cpu_query_lens_mismatch() const noexcept override {
     return facts_.device_query_lens;
   }

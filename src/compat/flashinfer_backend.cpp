@@ -76,7 +76,7 @@ class FlashInferBackend final : public DescribedBackend {
                           .layouts = kBothLayouts,
                           .preferred = KVCacheLayout::kHND,
                           .kv_dimension = 1,
-                          .graph_support = AttentionCGSupport::kUniformBatch,
+                          .graph_support = AttentionCGSupport::kAlways,
                           .device_query_lens = true}) {}
 
   std::vector<std::string> validate_configuration(

@@ -23,7 +23,7 @@ class XFormersBackend final : public DescribedBackend {
   XFormersBackend()
       : DescribedBackend({.name = XFormersMetadata::kBackend,
                           .layouts = std::span(kBothLayouts).first(1),
-                          .graph_support = AttentionCGSupport::kUniformBatch,
+                          .graph_support = AttentionCGSupport::kAlways,
                           .device_query_lens = true}) {}
 
   std::vector<std::string> validate_configuration(

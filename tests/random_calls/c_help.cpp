@@ -49,6 +49,7 @@ ClattnStepOptions step_options(Dice& dice) {
   }
   options.device_seq_lens = dice.one_in(8);
   options.device_query_lens = dice.one_in(16);
+  options.graph_mixed = dice.one_in(16);
   return options;
 }
 

@@ -70,6 +70,17 @@ nb::dict build_all(const Queue& queue, nb::handle owner, const Batch& common,
 
 void bind_groups(nb::module_& module) {
   bind_group(module);
+  module.def(
+      "get_attn_cg_support",
+      [](const Groups& groups) {
+        const AttentionCGSupportInfo info = get_attn_cg_support(groups.groups);
+        return std::pair(std::string(graph_support_name(info.min_cg_support)),
+                         std::string(info.min_cg_attn_backend));
+      },
+      "groups"_a,
+      "What all groups of init_attn_backend() can record (AttentionBackend.graph_support), and "
+      "the\n"
+      "backend that allows least.");
   module.def("extract_layer_index", &extract_layer_index, "layer_name"_a,
              "The one integer between the dots of a layer's name.");
   module.def("get_kv_cache_spec", &get_kv_cache_spec, "layers"_a,

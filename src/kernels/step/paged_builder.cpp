@@ -51,6 +51,8 @@ PagedBuilder::PagedBuilder(std::shared_ptr<Context> context,
   planner_.bidirectional = !may_be_causal(rules_.attn_type);
   throw_invalid_if(options_.device_query_lens && !options_.device_seq_lens,
                    "device_query_lens: true, legal with device_seq_lens false: false");
+  throw_invalid_if(options_.graph_mixed && options_.graph_batch_size == 0,
+                   "graph_mixed: true, legal with graph_batch_size 0: false");
   if (options_.device_seq_lens) take_lengths_from_device();
   const bool fixed_launches = options_.device_seq_lens || options_.graph_batch_size > 0;
   planner_.fixed_groups = fixed_launches;
@@ -86,16 +88,21 @@ PagedBuilder::PagedBuilder(std::shared_ptr<Context> context,
   const auto reqs = to_size(limits.max_num_reqs);
   // What no step within the limits exceeds is allocated once, so that serving never stops to grow.
   static_cast<void>(largest_step_bytes());  // refuses limits that no step could fill
-  reserve_workspace(largest_plan(limits.max_num_reqs).num_partial_rows);
+  reserve_workspace(largest_plan(options_.graph_batch_size).num_partial_rows);
   query_start_loc_.reserve(reqs + 1);
   seq_lens_.reserve(reqs);
   last_page_len_.reserve(reqs);
   pages_at_.reserve(reqs + 1);
 }
 
+PagedBuilder::GraphSize PagedBuilder::graph_size(std::int32_t size) const {
+  if (options_.graph_mixed) return {std::min(size, options_.limits.max_num_reqs), size, size};
+  return {size, checked_mul(size, options_.decode_threshold, "graph_batch_size x decode_threshold"),
+          options_.decode_threshold};
+}
+
 /// Bounds batches to what recorded launches are made for.
 void PagedBuilder::limit_to_graphs() {
-  const std::int32_t query_len = options_.decode_threshold;
   throw_invalid_if(options_.graph_batch_size < 1,
                    "graph_batch_size is {}, legal: >= 0 (0 = steps are not recorded)",
                    options_.graph_batch_size);
@@ -104,9 +111,12 @@ void PagedBuilder::limit_to_graphs() {
                    "BuilderOptions::limits.num_blocks is {}, legal: the cache's number of blocks, "
                    "which recorded steps need",
                    limits.num_blocks);
-  limits.max_num_reqs = options_.graph_batch_size;
-  limits.max_num_batched_tokens =
-      checked_mul(options_.graph_batch_size, query_len, "graph_batch_size x decode_threshold");
+  throw_unsupported_if(options_.graph_mixed && rules_.attn_type != AttentionType::kDecoder,
+                       "graph_mixed: true, legal with attn_type {}: false",
+                       to_string(rules_.attn_type));
+  const GraphSize largest = graph_size(options_.graph_batch_size);
+  limits.max_num_reqs = largest.num_reqs;
+  limits.max_num_batched_tokens = largest.num_tokens;
 }
 
 void PagedBuilder::take_lengths_from_device() {
@@ -126,19 +136,22 @@ void PagedBuilder::take_lengths_from_device() {
           : KernelSource{"attention/cut_tiles.cl", "clattn_cut_tiles", group});
 }
 
-/// What no step of up to `num_reqs` requests exceeds.
-PlanCounts PagedBuilder::largest_plan(std::int32_t num_reqs) const {
+/// What no step exceeds; of recorded ones none of that size.
+PlanCounts PagedBuilder::largest_plan(std::int32_t graph_batch_size) const {
   BatchLimits limits = options_.limits;
-  if (options_.graph_batch_size == 0) {
-    // Requests whose query tokens the device knows are planned for as many as they may have.
-    limits.max_num_batched_tokens = static_cast<std::int32_t>(
-        std::min(kMaxInt32, std::int64_t{limits.max_num_batched_tokens} +
-                                std::int64_t{limits.max_num_reqs} * planner_.most_query_len));
-    return plan_upper_bound(planner_, limits);
+  std::int32_t max_query_len = std::numeric_limits<std::int32_t>::max();
+  if (graph_batch_size > 0) {
+    const GraphSize size = graph_size(graph_batch_size);
+    limits.max_num_reqs = size.num_reqs;
+    limits.max_num_batched_tokens = size.num_tokens;
+    max_query_len = size.max_query_len;
   }
-  limits.max_num_reqs = num_reqs;
-  limits.max_num_batched_tokens = num_reqs * options_.decode_threshold;
-  return plan_upper_bound(planner_, limits, options_.decode_threshold);
+  // Requests whose query tokens the device knows are planned for as many as they may have.
+  max_query_len = std::max(max_query_len, planner_.most_query_len);
+  limits.max_num_batched_tokens = static_cast<std::int32_t>(
+      std::min(kMaxInt32, std::int64_t{limits.max_num_batched_tokens} +
+                              std::int64_t{limits.max_num_reqs} * planner_.most_query_len));
+  return plan_upper_bound(planner_, limits, max_query_len);
 }
 
 /// Takes the workspace's buffer, grown to `rows` partial ones where it is smaller. Another builder
@@ -258,9 +271,13 @@ void PagedBuilder::check_graph(const CommonAttentionMetadata& batch,
                    "graph_pad_size is {}, legal: 0 … {} (graph_batch_size)", pad_size,
                    options_.graph_batch_size);
   if (options_.graph_batch_size == 0) return;
-  throw_invalid_if(pad_size > 0 && batch.num_reqs > pad_size,
-                   "num_reqs is {}, legal: 0 … {} (graph_pad_size)", batch.num_reqs, pad_size);
-  throw_invalid_if(max_query_len > options_.decode_threshold,
+  const GraphSize size = graph_size(pad_size_of(batch));
+  throw_invalid_if(pad_size > 0 && batch.num_reqs > size.num_reqs,
+                   "num_reqs is {}, legal: 0 … {} (graph_pad_size)", batch.num_reqs, size.num_reqs);
+  throw_invalid_if(options_.graph_mixed && batch.num_actual_tokens > size.num_tokens,
+                   "num_actual_tokens is {}, legal: 0 … {} (graph_pad_size)",
+                   batch.num_actual_tokens, size.num_tokens);
+  throw_invalid_if(max_query_len > size.max_query_len,
                    "max_query_len is {}, legal: 0 … {} (decode_threshold)", max_query_len,
                    options_.decode_threshold);
   throw_invalid_if(!fits_recorded(batch, max_query_len),
@@ -271,8 +288,10 @@ void PagedBuilder::check_graph(const CommonAttentionMetadata& batch,
 bool PagedBuilder::can_run_in_graph(const CommonAttentionMetadata& given) const {
   const CommonAttentionMetadata batch = resolve_causal(given);
   const std::int32_t max_query_len = validate_queries(batch);
-  return options_.graph_batch_size > 0 && batch.num_reqs <= options_.graph_batch_size &&
-         max_query_len <= options_.decode_threshold && fits_recorded(batch, max_query_len);
+  if (options_.graph_batch_size == 0) return false;
+  const GraphSize size = graph_size(options_.graph_batch_size);
+  return batch.num_reqs <= size.num_reqs && batch.num_actual_tokens <= size.num_tokens &&
+         max_query_len <= size.max_query_len && fits_recorded(batch, max_query_len);
 }
 
 /// Whether the recorded launches' `causal` suits this batch. Either value does if no request has

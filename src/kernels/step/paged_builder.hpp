@@ -99,9 +99,14 @@ class PagedBuilder : public AttentionMetadataBuilder {
 
  private:
   struct Layout;
+  /// What a recorded step of a size may hold.
+  struct GraphSize {
+    std::int32_t num_reqs, num_tokens, max_query_len;
+  };
+  GraphSize graph_size(std::int32_t size) const;
   void limit_to_graphs();
   void take_lengths_from_device();
-  PlanCounts largest_plan(std::int32_t num_reqs) const;
+  PlanCounts largest_plan(std::int32_t graph_batch_size) const;
   std::size_t largest_step_bytes() const;
   void reserve_workspace(std::int64_t rows);
 

@@ -132,7 +132,7 @@ std::size_t PagedBuilder::largest_step_bytes() const {
                          kernels_->shape.block_size);
   }
   Layout layout;
-  layout.counts = largest_plan(limits.max_num_reqs);
+  layout.counts = largest_plan(options_.graph_batch_size);
   layout.slots.count = limits.max_num_batched_tokens;
   layout.pages.count = recorded ? pages : std::min(pages, kPages);
   layout.lens.count = options_.device_seq_lens ? limits.max_num_reqs : 0;
@@ -241,10 +241,11 @@ PagedBuilder::Layout PagedBuilder::layout_of_step(const CommonAttentionMetadata&
   const bool recorded = options_.graph_batch_size > 0;
   if (recorded) {
     const std::int32_t pad_size = pad_size_of(batch);
+    const GraphSize size = graph_size(pad_size);
     layout.counts = largest_plan(pad_size);
-    layout.num_tokens = std::int64_t{pad_size} * options_.decode_threshold;
+    layout.num_tokens = size.num_tokens;
     layout.merge_counts.count = 1;
-    if (options_.device_seq_lens) layout.lens.count = pad_size;
+    if (options_.device_seq_lens) layout.lens.count = size.num_reqs;
   }
   if (options_.device_query_lens) layout.bounds.count = layout.lens.count;
   if (paged) {

@@ -336,7 +336,7 @@ TEST(BuildOptions, A1_1_CanRunInGraphIsWhatARecordedStepTakes) {
   const auto& context = all_contexts().front();
   const clattn::Queue queue = context->create_queue();
   const auto& backend = *clattn::get_attn_backend(small_config(), nullptr);
-  ASSERT_EQ(backend.graph_support(), clattn::AttentionCGSupport::kUniformBatch);
+  ASSERT_EQ(backend.graph_support(), clattn::AttentionCGSupport::kAlways);
   const auto eager = backend.make_builder(context, small_config(), options_of(0));
   const auto recorded = backend.make_builder(context, small_config(), options_of(3));
   const struct {

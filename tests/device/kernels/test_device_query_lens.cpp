@@ -4,37 +4,26 @@
 #include <string>
 #include <vector>
 
-#include "device/query_lens_model.hpp"
+#include "device/step_model.hpp"
 #include "support/error_text.hpp"
 
 /// Steps of whose decodes only the device knows how many query tokens they have
 /// (BuilderOptions::device_query_lens, SPEC_MASKS case 40).
 namespace {
 
-using clattn::DType;
-using clattn::KernelFamily;
 using clattn::SplitPolicy;
-using query_lens_test::Form;
-using query_lens_test::Model;
-using query_lens_test::Rows;
+using step_model::Form;
+using step_model::Model;
+using step_model::Rows;
 using test::error_text;
 using Lens = std::vector<std::int32_t>;
 
-constexpr Form kForms[] = {{false, DType::kF32, KernelFamily::kAuto},
-                           {false, DType::kF16, KernelFamily::kAuto},
-                           {false, DType::kF16, KernelFamily::kGpu},
-                           {true, DType::kF16, KernelFamily::kAuto},
-                           {true, DType::kF32, KernelFamily::kGpu}};
-
 class DeviceQueryLens : public testing::TestWithParam<Form> {
  protected:
-  const clattn::AttentionConfig config_ = query_lens_test::config_of(GetParam());
+  const clattn::AttentionConfig config_ = step_model::config_of(GetParam());
 };
-INSTANTIATE_TEST_SUITE_P(Forms, DeviceQueryLens, testing::ValuesIn(kForms), [](const auto& tested) {
-  return std::string(tested.param.latent ? "latent_" : "paged_") +
-         std::string(clattn::to_string(tested.param.dtype)) + "_" +
-         std::string(clattn::to_string(tested.param.family));
-});
+INSTANTIATE_TEST_SUITE_P(Forms, DeviceQueryLens, testing::ValuesIn(step_model::kForms),
+                         step_model::form_name);
 
 /// What a host says of a step, and what devices may make of it.
 struct Step {
@@ -204,7 +193,7 @@ TEST_P(DeviceQueryLens, Case40_ReplaysReadThemAnew) {
 
 TEST(DeviceQueryLensSteps, OtherMetadataAndOptionsAreRefused) {
   const auto& context = attention_test::all_contexts().at(0);
-  const clattn::AttentionConfig config = query_lens_test::config_of(kForms[0]);
+  const clattn::AttentionConfig config = step_model::config_of(step_model::kForms[0]);
   const Rows rows({1, 1}, {8, 8});
   const Model model(context, config, {8, 8}, 2);
   clattn::BuilderOptions options = model.options(1);

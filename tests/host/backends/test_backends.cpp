@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <clattn/attn_utils.hpp>
 #include <clattn/clattn.hpp>
 #include <clattn/device.hpp>
 #include <clattn/registry.hpp>
@@ -43,14 +44,32 @@ TEST(Backends, AreListedInPriorityOrder) {
 
 TEST(Backends, A1_10_GraphSupport) {
   using clattn::AttentionCGSupport;
-  EXPECT_EQ(backend("FLASHINFER").graph_support(), AttentionCGSupport::kUniformBatch);
-  EXPECT_EQ(backend("XFORMERS").graph_support(), AttentionCGSupport::kUniformBatch);
-  EXPECT_EQ(backend("CLATTN_MLA").graph_support(), AttentionCGSupport::kUniformBatch);
-  for (const char* name : {"FLASHINFER", "XFORMERS", "CLATTN_MLA"})
-    EXPECT_TRUE(backend(name).supports_device_cpu_query_lens_mismatch()) << name;
   AttentionConfig config = llama();
+  for (const char* name : {"FLASHINFER", "XFORMERS", "CLATTN_MLA"}) {
+    const clattn::AttentionBackend& tested = backend(name);
+    EXPECT_EQ(tested.graph_support(), AttentionCGSupport::kAlways) << name;
+    EXPECT_TRUE(tested.supports_device_cpu_query_lens_mismatch()) << name;
+    config.attn_type = clattn::AttentionType::kDecoder;
+    EXPECT_EQ(tested.get_cudagraph_support(config), AttentionCGSupport::kAlways) << name;
+    config.attn_type = clattn::AttentionType::kEncoderDecoder;
+    EXPECT_EQ(tested.get_cudagraph_support(config), AttentionCGSupport::kUniformBatch) << name;
+  }
+  config.attn_type = clattn::AttentionType::kDecoder;
   config.is_attention_free = true;
   EXPECT_EQ(clattn::get_attn_backend(config, nullptr)->graph_support(), AttentionCGSupport::kNever);
+}
+
+TEST(Backends, A1_10_LeastGraphSupportOfGroups) {
+  using clattn::AttentionCGSupport;
+  std::vector<clattn::AttentionGroup> groups(3);  // the first: states, which have no backend
+  EXPECT_EQ(clattn::get_attn_cg_support(groups).min_cg_support, AttentionCGSupport::kAlways);
+  groups[1].backend = clattn::list_attn_backends()[0];
+  groups[2].backend = clattn::list_attn_backends()[1];
+  EXPECT_EQ(clattn::get_attn_cg_support(groups).min_cg_attn_backend, "FLASHINFER");
+  groups[2].config.attn_type = clattn::AttentionType::kEncoderDecoder;
+  const clattn::AttentionCGSupportInfo least = clattn::get_attn_cg_support(groups);
+  EXPECT_EQ(least.min_cg_support, AttentionCGSupport::kUniformBatch);
+  EXPECT_EQ(least.min_cg_attn_backend, "XFORMERS");
 }
 
 TEST(Backends, CacheShapesAndStrideOrders) {

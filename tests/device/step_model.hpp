@@ -11,9 +11,8 @@
 #include "device/cache_ops_support.hpp"
 #include "device/step_case.hpp"
 
-/// A layer whose steps have other rows on the device than on the host
-/// (BuilderOptions::device_query_lens), judged by the oracle.
-namespace query_lens_test {
+/// A layer and its cache, whose steps are judged by the oracle: what they write, and what not.
+namespace step_model {
 
 using step_test::Elements;
 using step_test::index;
@@ -35,6 +34,18 @@ inline clattn::AttentionConfig config_of(const Form& form) {
   config.head_size = 64 + config.rope_dim;
   return config;
 }
+
+inline std::string form_name(const testing::TestParamInfo<Form>& tested) {
+  return std::string(tested.param.latent ? "latent_" : "paged_") +
+         std::string(clattn::to_string(tested.param.dtype)) + "_" +
+         std::string(clattn::to_string(tested.param.family));
+}
+
+inline constexpr Form kForms[] = {{false, clattn::DType::kF32, clattn::KernelFamily::kAuto},
+                                  {false, clattn::DType::kF16, clattn::KernelFamily::kAuto},
+                                  {false, clattn::DType::kF16, clattn::KernelFamily::kGpu},
+                                  {true, clattn::DType::kF16, clattn::KernelFamily::kAuto},
+                                  {true, clattn::DType::kF32, clattn::KernelFamily::kGpu}};
 
 /// Where the rows of a step are, and how long its requests.
 struct Rows {
@@ -88,6 +99,7 @@ class Model {
     return clattn::CommonAttentionMetadata::of(host.starts, host.lens,
                                                std::span(table).first(host.lens.size() * kPages));
   }
+  /// Of builders whose query lengths are on the device.
   clattn::BuilderOptions options(std::int32_t decode_threshold) const {
     clattn::BuilderOptions made;
     made.limits = {.max_num_reqs = static_cast<std::int32_t>(contexts_.size()),
@@ -258,4 +270,4 @@ class Model {
   clattn::Buffer query_buffer_, key_buffer_, value_buffer_;
 };
 
-}  // namespace query_lens_test
+}  // namespace step_model
