@@ -125,6 +125,87 @@ TEST(CheckLists, KeepKeys) {
             "request 2: keep_keys is 3, legal with its tree: 0 … 2");
 }
 
+/// Three requests of 1, 0 and 5 query tokens and 9, 4 and 7 keys; the last has a tree.
+CommonAttentionMetadata with_tree(const Batch& batch, const Ints& starts, const Ints& parents) {
+  CommonAttentionMetadata view = batch.view();
+  view.tree_start_loc = starts;
+  view.tree_parents = parents;
+  return view;
+}
+
+std::string refusal_of_tree(const Ints& starts, const Ints& parents,
+                            void (*change)(Batch&) = nullptr) {
+  Batch batch = three_requests();
+  if (change != nullptr) change(batch);
+  const ListRules rules{.spans = true, .directions = true, .first_keys = true, .trees = true};
+  return error_text([&] { check_lists(with_tree(batch, starts, parents), rules); });
+}
+
+TEST(CheckLists, TreesThatAreLegal) {
+  EXPECT_EQ(refusal_of_tree({0, 0, 0, 5}, {-1, 0, 0, 1, -1}), "no error");
+  EXPECT_EQ(refusal_of_tree({0, 0, 0, 7}, {-1, 0, 0, 1, 1, 4, 2}), "no error");  // all its keys
+  EXPECT_EQ(refusal_of_tree({0, 2, 4, 4}, {-1, 0, -1, -1}), "no error");  // 4 keys, no new token
+  EXPECT_EQ(refusal_of_tree(
+                {0, 0, 0, 5}, {-1, 0, 0, 1, -1},
+                [](Batch& b) {
+                  b.first_keys = {0, 0, 2};
+                  b.span_start_loc = {0, 1, 1, 1};
+                  b.spans = {0, 4};
+                  b.direction = {Direction::kBothWays, Direction::kCanvas, Direction::kCausal};
+                }),
+            "no error");
+}
+
+TEST(CheckLists, TreesThatAreRefused) {
+  const Ints five = {-1, 0, 0, 1, -1};
+  EXPECT_EQ(refusal_of_tree({0, 0, 5}, five),
+            "tree_start_loc holds 3 elements, legal: 4 (num_reqs + 1), or none");
+  EXPECT_EQ(refusal_of_tree({}, five),
+            "tree_start_loc holds 0 elements, legal: 4 (num_reqs + 1), or none");
+  EXPECT_EQ(refusal_of_tree({1, 1, 1, 5}, five), "tree_start_loc[0] is 1, legal: 0");
+  EXPECT_EQ(refusal_of_tree({0, 1, 0, 5}, five),
+            "tree_start_loc[2] is 0, legal: 1 … 5 (tree_parents)");
+  EXPECT_EQ(refusal_of_tree({0, 0, 0, 6}, five),
+            "tree_start_loc[3] is 6, legal: 0 … 5 (tree_parents)");
+  EXPECT_EQ(refusal_of_tree({0, 0, 0, 5}, {-1, 0, 0, 1, -1, 2}),
+            "tree_parents holds 6 elements, legal: 5 (the last of tree_start_loc), or none");
+  const std::string legal = " (its query tokens … at most 256 and seq_lens), or none";
+  EXPECT_EQ(refusal_of_tree({0, 0, 0, 4}, {-1, 0, 0, 1}),
+            "request 2: its tree has 4 nodes, legal: 5 … 7" + legal);
+  EXPECT_EQ(refusal_of_tree({0, 0, 5, 5}, five),
+            "request 1: its tree has 5 nodes, legal: 0 … 4" + legal);
+  EXPECT_EQ(refusal_of_tree({0, 0, 0, 5}, {-1, 0, 2, 1, -1}),
+            "request 2: the parent of node 2 is 2, legal: -1 … 1");
+  EXPECT_EQ(refusal_of_tree({0, 0, 0, 5}, {-1, 0, -2, 1, -1}),
+            "request 2: the parent of node 2 is -2, legal: -1 … 1");
+  EXPECT_EQ(refusal_of_tree({0, 0, 0, 5}, five, [](Batch& b) { b.causal = false; }),
+            "request 2: it has a tree and is not causal, legal: one of both");
+  EXPECT_EQ(refusal_of_tree({0, 0, 0, 5}, five,
+                            [](Batch& b) { b.direction.assign(3, Direction::kBothWays); }),
+            "request 2: it has a tree and is not causal, legal: one of both");
+  EXPECT_EQ(refusal_of_tree({0, 0, 0, 5}, five,
+                            [](Batch& b) {
+                              b.span_start_loc = {0, 0, 0, 1};
+                              b.spans = {0, 1};
+                            }),
+            "request 2: it has a tree and spans, legal: one of both");
+  EXPECT_EQ(refusal_of_tree({0, 0, 0, 5}, five,
+                            [](Batch& b) {
+                              b.first_keys = {0, 0, 3};
+                            }),
+            "request 2: first_keys is 3, legal with its tree: 0 … 2");
+  const Batch batch = three_requests();
+  const Ints starts = {0, 0, 0, 5};
+  EXPECT_EQ(error_text([&] { check_lists(with_tree(batch, starts, five), {}); }),
+            "tree_parents holds 5 elements, legal without use_trees: none");
+  Batch long_one = test::make_batch({{1, 400}}, 16);
+  EXPECT_EQ(error_text([&] {
+              const Ints many(257, -1), of_one = {0, 257};
+              check_lists(with_tree(long_one, of_one, many), {.trees = true});
+            }),
+            "request 0: its tree has 257 nodes, legal: 1 … 256" + legal);
+}
+
 /// Calls `expect` with a batch for each list, and what refuse_lists() says of it.
 template <typename Expect>
 void for_each_list(const Batch& plain, Expect expect) {
