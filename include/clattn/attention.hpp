@@ -97,7 +97,7 @@ class AttentionMetadata {
   /// How many requests and tokens are decodes (at most decode_threshold query tokens) and prefills,
   /// whatever the order of the requests.
   const BatchSplit& split() const noexcept { return split_; }
-  /// Query tokens of the step.
+  /// Query tokens of the step, without padding.
   std::int32_t num_actual_tokens() const noexcept { return num_actual_tokens_; }
   /// The most query tokens of any request.
   std::int32_t max_query_len() const noexcept { return max_query_len_; }
@@ -183,6 +183,13 @@ class AttentionMetadataBuilder {
                                          const CommonAttentionMetadata& batch,
                                          Event* upload = nullptr,
                                          const BuildOptions& options = {}) = 0;
+  /// The build() of a draft model's step, with BuildOptions::fast_build: metadata that few layers
+  /// use must cost the host little. Where one request has a long context, build() may be faster.
+  const AttentionMetadata& build_for_drafting(cl_command_queue queue,
+                                              const CommonAttentionMetadata& batch,
+                                              Event* upload = nullptr) {
+    return build(queue, batch, upload, {.fast_build = true});
+  }
   /// Whether update_block_table() is supported.
   virtual bool supports_update_block_table() const noexcept { return false; }
   /// What build() would make of `metadata`'s batch with another block table and other slots, for

@@ -210,7 +210,7 @@ typedef struct ClattnBatchInfo {
   int32_t common_prefix_len;    /**< tokens in pages that all requests share; 0 = none known */
   const int32_t* num_computed_tokens; /**< [num_reqs]; NULL = seq_lens minus query lengths */
   int32_t fast_build; /**< other than 0: BuildOptions::fast_build; clattn_step_build() alone */
-  int32_t reserved;
+  int32_t num_actual_tokens; /**< rows of the query, padding included; 0 = the requests' tokens */
   /** [num_reqs], of layers with use_directions: 0 = both ways, 1 = causal, 2 = a canvas
      (clattn::Direction); `causal` is 0 then. NULL = all as `causal` says. */
   const uint8_t* direction;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 namespace CLATTN_API clattn {
 
@@ -12,24 +13,26 @@ inline constexpr std::int32_t kMaxTreeNodes = 256;
 
 /// One batch step, described once for all layers of a KV cache group (vLLM:
 /// CommonAttentionMetadata). All arrays are host memory that the caller keeps until build()
-/// returns; requests are ragged rows without padding.
+/// returns; requests are ragged rows.
 struct CommonAttentionMetadata {
   std::span<const std::int32_t> query_start_loc =
       {};  ///< [num_reqs + 1], prefix sums of the query lengths
   std::span<const std::int32_t> seq_lens =
       {};  ///< [num_reqs], tokens in the cache including this step's
   std::span<const std::int32_t> num_computed_tokens =
-      {};                              ///< [num_reqs] or empty: seq_lens minus query lengths
-  std::int32_t num_reqs = 0;           ///< number of requests
-  std::int32_t num_actual_tokens = 0;  ///< query tokens of all requests
-  std::int32_t max_query_len = 0;      ///< an upper bound; 0 = derive it
-  std::int32_t max_seq_len = 0;        ///< of seq_lens: an upper bound; 0 = derive it
+      {};                     ///< [num_reqs] or empty: seq_lens minus query lengths
+  std::int32_t num_reqs = 0;  ///< number of requests
+  /// Rows of the query: the requests' tokens and, where query_start_loc[num_reqs] is less, padding
+  /// behind them. Nothing is read or written for padding, and metadata does not count it.
+  std::int32_t num_actual_tokens = 0;
+  std::int32_t max_query_len = 0;  ///< an upper bound; 0 = derive it
+  std::int32_t max_seq_len = 0;    ///< of seq_lens: an upper bound; 0 = derive it
   /// [num_reqs, block_table_stride], physical block ids. Those of pages before the first key that
   /// the request's query tokens see may be anything (AttentionMetadataBuilder::build).
   std::span<const std::int32_t> block_table = {};
   std::int64_t block_table_stride =
       0;  ///< columns of a row; those past ceil(seq_len / block_size) are unused
-  /// [>= num_actual_tokens], or empty: computed from the block table. In cross attention over
+  /// [>= the requests' tokens], or empty: computed from the block table. In cross attention over
   /// pages: one slot per encoder token that this step stores; empty if it stores none.
   std::span<const std::int64_t> slot_mapping = {};
   /// [num_reqs + 1], encoder types without a cache only: where each request's keys are in the key
@@ -88,6 +91,14 @@ struct CommonAttentionMetadata {
   static CommonAttentionMetadata of(std::span<const std::int32_t> query_start_loc,
                                     std::span<const std::int32_t> seq_lens,
                                     std::span<const std::int32_t> block_table);
+  /// The first requests alone, with `num_tokens` rows of the query: views of the same arrays (the
+  /// whole slot_mapping), a captured batch without its padding. Throws kInvalidArgument unless
+  /// `num_requests` is 0 … num_reqs and `num_tokens` at least their tokens, at most
+  /// num_actual_tokens.
+  CommonAttentionMetadata unpadded(std::int32_t num_tokens, std::int32_t num_requests) const;
+  /// [num_reqs], query tokens of each request: differences of query_start_loc. Throws
+  /// kInvalidArgument unless that has num_reqs + 1 elements.
+  std::vector<std::int32_t> naive_query_lens() const;
 };
 
 /// A KV cache group's part of a step: every group has its own pages and slots
@@ -128,8 +139,8 @@ struct BatchSplit {
 /// Requests with at most `decode_threshold` query tokens are decodes and must stand before the
 /// others; another order throws kInvalidArgument naming the request (builders accept any order). A
 /// request without query tokens may be anywhere (padding comes last) and is counted with the
-/// requests around it. Reads query_start_loc, max_query_len (0 = unknown), num_reqs and
-/// num_actual_tokens.
+/// requests around it; tokens of padding with the last requests. Reads query_start_loc,
+/// max_query_len (0 = unknown), num_reqs and num_actual_tokens.
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
                                       std::int32_t decode_threshold = 1);
 
@@ -142,7 +153,7 @@ bool reorder_batch_to_split_decodes_and_prefills(std::span<const std::int32_t> n
                                                  std::span<std::int32_t> order);
 
 /// slots[query_start_loc[r] + i] = block_table[r][p / block_size] * block_size + p % block_size for
-/// the token at position p = seq_lens[r] - query_len[r] + i. Slots past num_actual_tokens become
+/// the token at position p = seq_lens[r] - query_len[r] + i. Slots that no request owns become
 /// kPadSlotId. Validates like validate_batch. `slots` has at least num_actual_tokens elements.
 void compute_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t block_size,
                           std::span<std::int64_t> slots);
@@ -163,8 +174,8 @@ void map_to_kernel_blocks(std::span<const std::int32_t> block_table, std::int32_
 void pad_slot_mapping(std::span<std::int64_t> slot_mapping, std::int32_t num_actual_tokens);
 
 /// Throws kInvalidArgument naming request, field, value and legal range unless query_start_loc
-/// starts at 0, never falls and ends at num_actual_tokens; 0 <= query_len <= seq_len; every seq_len
-/// fits the table; used table entries lie in [0, num_blocks) and slots in [-1, num_blocks *
+/// starts at 0, never falls and ends at most at num_actual_tokens; 0 <= query_len <= seq_len; every
+/// seq_len fits the table; used table entries lie in [0, num_blocks) and slots in [-1, num_blocks *
 /// block_size) (num_blocks < 0: no upper bound known).
 void validate_batch(const CommonAttentionMetadata& batch, std::int32_t block_size,
                     std::int64_t num_blocks);

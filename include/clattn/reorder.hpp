@@ -43,9 +43,7 @@ std::int32_t reorder_batch_threshold(std::int32_t num_speculative_tokens,
 struct SplitOptions {
   std::int32_t decode_threshold = 1;  ///< most query tokens of a request that counts as a decode
   /// All decodes have the query length of the first request that has query tokens: the next one
-  /// that differs begins the prefills. Tokens past query_start_loc.back() are padding too if the
-  /// batch ends with rows without query tokens, up to decode_threshold of them for each such row,
-  /// and count with the side those rows stand on. Without require_uniform they are refused.
+  /// that differs begins the prefills.
   bool require_uniform = false;
   /// false: requests marked in `is_prefilling` are prefills however short their queries are.
   bool treat_short_extends_as_decodes = true;

@@ -84,6 +84,7 @@ void bind_batch(nb::module_& module) {
            "tree, the elements tree_start_loc[r] to\n"
            "tree_start_loc[r + 1] - 1; each has the number of an earlier one, from 0 in its tree,\n"
            "or -1 (a root); of layers with use_trees.\n"
+           "num_actual_tokens: rows of the query, if padding follows the requests' tokens.\n"
            "Lists, or arrays of integers; those that are int32 (slots: int64) are not copied.")
       .def_prop_ro("query_start_loc", &field_of<&C::query_start_loc>)
       .def_prop_ro("seq_lens", &field_of<&C::seq_lens>)
@@ -124,7 +125,25 @@ void bind_batch(nb::module_& module) {
       .def_prop_ro("max_query_len", [](const Batch& self) { return self.common.max_query_len; })
       .def_prop_ro("max_seq_len", [](const Batch& self) { return self.common.max_seq_len; })
       .def_prop_ro("causal", [](const Batch& self) { return self.common.causal; })
-      .def_prop_ro("graph_pad_size", [](const Batch& self) { return self.common.graph_pad_size; });
+      .def_prop_ro("graph_pad_size", [](const Batch& self) { return self.common.graph_pad_size; })
+      .def(
+          "unpadded",
+          [](const Batch& self, std::int32_t num_tokens, std::int32_t num_requests) {
+            Batch made;
+            made.common = self.common.unpadded(num_tokens, num_requests);
+            made.made = nb::find(self);
+            return made;
+          },
+          "num_tokens"_a, "num_requests"_a,
+          "The first requests alone, with num_tokens rows of the query: a captured batch without\n"
+          "its padding.")
+      .def(
+          "naive_query_lens",
+          [](const Batch& self) { return array_of(self.common.naive_query_lens()); },
+          "int32 [num_reqs]: query tokens of each request.");
+}
+
+void bind_pages(nb::module_& module) {
   nb::class_<Pages>(module, "GroupPages", "A KV cache group's part of a step.")
       .def(
           "__init__",
@@ -201,6 +220,15 @@ void bind_builder(nb::module_& module) {
           "queue"_a, "batch"_a, nb::kw_only(), "common_prefix_len"_a = 0, "fast_build"_a = false,
           nb::rv_policy::reference_internal,
           "Checks the batch, plans the work and uploads it. The previous metadata becomes invalid.")
+      .def(
+          "build_for_drafting",
+          [](B& self, const Queue& queue, const Batch& batch) -> const AttentionMetadata& {
+            return without_gil([&]() -> const AttentionMetadata& {
+              return self.build_for_drafting(queue, batch.view());
+            });
+          },
+          "queue"_a, "batch"_a, nb::rv_policy::reference_internal,
+          "build() of a draft model's step, with fast_build.")
       .def_prop_ro("supports_update_block_table", &B::supports_update_block_table)
       .def(
           "update_block_table",
@@ -245,6 +273,7 @@ void bind_builder(nb::module_& module) {
 
 void bind_steps(nb::module_& module) {
   bind_batch(module);
+  bind_pages(module);
   bind_metadata(module);
   bind_builder(module);
 }

@@ -29,6 +29,19 @@ def test_lists_are_taken_and_shown():
         clattn.validate_batch(made, 4, 6)
 
 
+def test_rows_of_padding_and_without_them():
+    made = batch([1, 3, 0], [9, 3, 0], num_actual_tokens=16, first_keys=[2, 0, 0])
+    assert made.num_actual_tokens == 16 and made.naive_query_lens().tolist() == [1, 3, 0]
+    clattn.validate_batch(made, 4, 12)
+    two = made.unpadded(4, 2)
+    del made
+    assert (two.num_reqs, two.num_actual_tokens) == (2, 4)
+    assert lists(two.query_start_loc, two.first_keys) == [[0, 1, 4], [2, 0]]
+    assert two.block_table.tolist() == [[8, 9, 10, 11], [4, 5, 6, 7]]
+    with pytest.raises(clattn.InvalidArgument, match="num_requests is 3, legal: 0 … 2"):
+        two.unpadded(4, 3)
+
+
 def test_what_is_said_of_requests_is_taken_and_shown():
     said = {
         "direction": [2, 1],

@@ -174,6 +174,11 @@ def test_groups_of_a_model(context, queue, random):
         output = np.empty_like(query)
         layer.forward(queue, query, key, value, output, metadata[layer.layer_name])
         np.testing.assert_allclose(output, want, atol=2e-5)
+    draft = groups[0].builder.build_for_drafting(
+        queue, clattn.CommonAttentionMetadata([0, 3], [3], [[2]], num_actual_tokens=5)
+    )
+    assert draft.num_actual_tokens == 3
+    assert all(launch.split_tiles == 0 for launch in clattn.planned_launches(draft))
     if groups[1].builder.supports_update_block_table:
         first, second = groups[0].builder, groups[1].builder
         built = first.build(queue, clattn.CommonAttentionMetadata([0, 3], [3], [[0]]))

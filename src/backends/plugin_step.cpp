@@ -49,12 +49,13 @@ class PluginMetadataBuilder final : public AttentionMetadataBuilder {
     metadata_.block_size = block_size_;
   }
 
-  const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
+  const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& given,
                                  Event* upload, const BuildOptions& options) override {
     const OneThread call(busy_, "build");
     ClattnBatch& step = metadata_.batch;
     step = {};  // until the batch is on the device, it has no size: no call takes it
-    const BatchSummary summary = check(batch);
+    const BatchSummary summary = check(given);
+    const CommonAttentionMetadata batch = without_padding(given);
     validate_common_prefix(batch, block_size_, options.common_prefix_len);
     metadata_.common_prefix_len_ = options.common_prefix_len;
     const StepSplit split = split_step(batch, decode_threshold_, KeySource::kOwnPages);

@@ -70,6 +70,7 @@ CommonAttentionMetadata clattn::c_api::batch_of(const ClattnBatchInfo& given) {
   batch.seq_lens = array(given.seq_lens, rows, "batch: seq_lens");
   batch.num_reqs = given.num_reqs;
   batch.num_actual_tokens = batch.query_start_loc.back();
+  take(given.num_actual_tokens, batch.num_actual_tokens);
   batch.block_table =
       array(given.block_table, rows * given.block_table_stride, "batch: block_table");
   batch.block_table_stride = given.block_table_stride;

@@ -31,9 +31,9 @@ void count_logits(const CommonAttentionMetadata& batch, std::span<const std::int
   for (std::size_t i = 0; i < indices.size(); ++i) {
     const std::int32_t token = indices[i];
     const std::int32_t low = i == 0 ? 0 : indices[i - 1] + 1;
-    throw_invalid_if(token < low || token >= batch.num_actual_tokens,
+    throw_invalid_if(token < low || token >= detail::token_count(batch),
                      "logits_indices[{}] is {}, legal: {} … {} (ascending tokens of the batch)", i,
-                     token, low, batch.num_actual_tokens - 1);
+                     token, low, detail::token_count(batch) - 1);
     while (token >= batch.query_start_loc[request + 1]) ++request;
     const bool is_last = token + 1 == batch.query_start_loc[request + 1];
     throw_invalid_if(
@@ -54,7 +54,7 @@ void check_range(std::string_view name, std::int32_t begin, std::int32_t end, st
 void check_slice(const UBatchSlice& slice, const CommonAttentionMetadata& batch) {
   const auto& [requests, tokens] = slice;
   check_range("request_slice", requests.begin, requests.end, batch.num_reqs);
-  check_range("token_slice", tokens.begin, tokens.end, batch.num_actual_tokens);
+  check_range("token_slice", tokens.begin, tokens.end, detail::token_count(batch));
   throw_invalid_if(requests.begin == requests.end || tokens.begin == tokens.end,
                    "slice of requests [{}, {}) and tokens [{}, {}): it is empty", requests.begin,
                    requests.end, tokens.begin, tokens.end);
@@ -83,8 +83,8 @@ void check_arrays(const CommonAttentionMetadata& batch) {
                                                        "num_reqs x block_table_stride"),
                      "num_reqs x block_table_stride");
   if (batch.slot_mapping.empty()) return;
-  detail::check_size("slot_mapping", batch.slot_mapping.size(), batch.num_actual_tokens,
-                     "num_actual_tokens");
+  detail::check_size("slot_mapping", batch.slot_mapping.size(), detail::token_count(batch),
+                     "the requests' tokens");
 }
 
 /// Throws for a batch whose requests do not attend the same way when they are cut.
@@ -154,17 +154,18 @@ std::vector<UBatchSlice> create_ubatch_slices(const CommonAttentionMetadata& bat
                                               std::int32_t split_point, std::int32_t num_ubatches) {
   detail::validate_queries(batch);
   detail::check_at_least("num_ubatches", num_ubatches, 1);
+  const std::int32_t tokens = detail::token_count(batch);
   const std::int64_t before_last = std::int64_t{num_ubatches - 1} * split_point;
-  throw_invalid_if(
-      split_point < 1 || before_last >= batch.num_actual_tokens,
-      "split_point is {}, legal: at least 1, and {} times it below num_actual_tokens {}",
-      split_point, num_ubatches - 1, batch.num_actual_tokens);
+  throw_invalid_if(split_point < 1 || before_last >= tokens,
+                   "split_point is {}, legal: at least 1, and {} times it below the requests' {} "
+                   "tokens",
+                   split_point, num_ubatches - 1, tokens);
   const auto starts = batch.query_start_loc.first(to_size(batch.num_reqs) + 1);
   std::vector<UBatchSlice> slices;
   slices.reserve(to_size(num_ubatches));
-  for (std::int32_t begin = 0; begin < batch.num_actual_tokens;) {
+  for (std::int32_t begin = 0; begin < tokens;) {
     const bool last = slices.size() + 1 == to_size(num_ubatches);
-    const std::int32_t end = last ? batch.num_actual_tokens : begin + split_point;
+    const std::int32_t end = last ? tokens : begin + split_point;
     const auto owner = std::ranges::upper_bound(starts, begin) - starts.begin() - 1;
     const auto behind = last ? std::ptrdiff_t{batch.num_reqs}
                              : std::ranges::lower_bound(starts, end) - starts.begin();

@@ -28,6 +28,19 @@ std::int64_t* write_run(const std::int32_t* row, std::int32_t block_size, std::i
   return slots;
 }
 
+/// The first `count` elements of an array that may be left out.
+template <typename T>
+std::span<const T> first_of(std::span<const T> given, std::int64_t count) {
+  return given.first(std::min(given.size(), to_size(count)));
+}
+
+/// The first requests' part of a list with prefix sums, `width` elements an entry.
+void cut_list(std::span<const std::int32_t>& starts, std::span<const std::int32_t>& list,
+              std::int64_t num_reqs, std::int64_t width) {
+  starts = first_of(starts, num_reqs + 1);
+  if (!starts.empty()) list = first_of(list, width * std::max(starts.back(), 0));
+}
+
 }  // namespace
 
 void write_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t block_size,
@@ -49,6 +62,9 @@ namespace clattn {
 CommonAttentionMetadata CommonAttentionMetadata::of(std::span<const std::int32_t> query_start_loc,
                                                     std::span<const std::int32_t> seq_lens,
                                                     std::span<const std::int32_t> block_table) {
+  detail::throw_invalid_if(query_start_loc.size() > seq_lens.size() + 1,
+                           "query_start_loc holds {} elements, legal: {} (seq_lens and one more)",
+                           query_start_loc.size(), seq_lens.size() + 1);
   CommonAttentionMetadata batch;
   batch.query_start_loc = query_start_loc;
   batch.seq_lens = seq_lens;
@@ -62,6 +78,42 @@ CommonAttentionMetadata CommonAttentionMetadata::of(std::span<const std::int32_t
                            block_table.size(), rows);
   batch.block_table_stride = static_cast<std::int64_t>(block_table.size() / rows);
   return batch;
+}
+
+CommonAttentionMetadata CommonAttentionMetadata::unpadded(std::int32_t num_tokens,
+                                                          std::int32_t num_requests) const {
+  detail::check_between("num_requests", num_requests, 0, num_reqs);
+  detail::check_size("query_start_loc", query_start_loc.size(), std::int64_t{num_requests} + 1,
+                     "num_requests + 1");
+  detail::check_between("num_tokens", num_tokens, query_start_loc[detail::to_size(num_requests)],
+                        num_actual_tokens);
+  CommonAttentionMetadata batch = *this;
+  batch.num_reqs = num_requests;
+  batch.num_actual_tokens = num_tokens;
+  const auto cut = [&](auto& per_request, std::int32_t more) {
+    per_request = detail::first_of(per_request, std::int64_t{num_requests} + more);
+  };
+  cut(batch.query_start_loc, 1);
+  cut(batch.key_start_loc, 1);
+  cut(batch.seq_lens, 0);
+  cut(batch.num_computed_tokens, 0);
+  cut(batch.direction, 0);
+  cut(batch.first_keys, 0);
+  batch.block_table = detail::first_of(
+      block_table, detail::checked_mul<std::int64_t>(num_requests, block_table_stride,
+                                                     "num_requests x block_table_stride"));
+  detail::cut_list(batch.span_start_loc, batch.spans, num_requests, 2);
+  detail::cut_list(batch.tree_start_loc, batch.tree_parents, num_requests, 1);
+  return batch;
+}
+
+std::vector<std::int32_t> CommonAttentionMetadata::naive_query_lens() const {
+  detail::check_at_least("num_reqs", num_reqs, 0);
+  detail::check_size("query_start_loc", query_start_loc.size(), std::int64_t{num_reqs} + 1,
+                     "num_reqs + 1");
+  std::vector<std::int32_t> lens(detail::to_size(num_reqs));
+  for (std::size_t r = 0; r < lens.size(); ++r) lens[r] = detail::query_len_of(*this, r);
+  return lens;
 }
 
 void compute_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t block_size,

@@ -106,7 +106,7 @@ void CascadeBatch::set_prefix(const CommonAttentionMetadata& batch, std::int32_t
                               std::int32_t prefix_len) {
   const std::size_t owner = first_active_request(batch);
   const bool any = owner < to_size(batch.num_reqs);
-  query_start_loc_.assign({0, batch.num_actual_tokens});
+  query_start_loc_.assign({0, token_count(batch)});
   seq_lens_.assign({any ? prefix_len : 0});
   take_pages(block_size, [&](std::size_t) { return table_row(batch, owner); });
   slots_ = {};

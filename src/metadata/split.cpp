@@ -22,19 +22,6 @@ BatchSplit split_at(const CommonAttentionMetadata& batch, std::int32_t num_decod
   return {num_decodes, batch.num_reqs - num_decodes, tokens, batch.num_actual_tokens - tokens};
 }
 
-/// Tokens that only the empty rows at the batch's end can own: SplitOptions::require_uniform says
-/// which. 0 for what is no padding, which validation then refuses.
-std::int32_t padding_tokens(const CommonAttentionMetadata& batch, const SplitOptions& options) {
-  const auto rows = to_size(std::max(batch.num_reqs, 0));
-  const auto& starts = batch.query_start_loc;
-  if (!options.require_uniform || starts.size() <= rows) return 0;
-  std::size_t used = rows;
-  while (used > 0 && starts[used - 1] == starts[rows]) --used;
-  const std::int64_t padding = std::int64_t{batch.num_actual_tokens} - starts[rows];
-  const auto most = static_cast<std::int64_t>(rows - used) * options.decode_threshold;
-  return padding > 0 && padding <= most ? static_cast<std::int32_t>(padding) : 0;
-}
-
 }  // namespace
 
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
@@ -58,9 +45,7 @@ BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
                                       const SplitOptions& options) {
   const std::int32_t threshold = options.decode_threshold;
   detail::check_at_least("decode_threshold", threshold, 0);
-  CommonAttentionMetadata unpadded = batch;
-  unpadded.num_actual_tokens -= padding_tokens(batch, options);
-  detail::validate_queries(unpadded);
+  detail::validate_queries(batch);
   const bool by_length = options.treat_short_extends_as_decodes;
   throw_invalid_if(!by_length && options.is_prefilling.size() < to_size(batch.num_reqs),
                    "is_prefilling holds {} elements, legal: at least {} (num_reqs; needed unless "

@@ -143,10 +143,6 @@ std::int32_t validate_queries(const CommonAttentionMetadata& batch) {
     }
     max_query_len = std::max(max_query_len, end - begin);
   }
-  const std::int32_t last = starts[to_size(batch.num_reqs)];
-  throw_invalid_if(last != batch.num_actual_tokens,
-                   "query_start_loc[{}] is {}, legal: {} (num_actual_tokens)", batch.num_reqs, last,
-                   batch.num_actual_tokens);
   return max_query_len;
 }
 
@@ -290,12 +286,12 @@ void validate_slots(const CommonAttentionMetadata& batch, std::int32_t block_siz
   if (batch.slot_mapping.empty()) return;
   const bool own = source == KeySource::kOwnPages;
   if (own) {
-    check_size("slot_mapping", batch.slot_mapping.size(), batch.num_actual_tokens,
-               "num_actual_tokens");
+    check_size("slot_mapping", batch.slot_mapping.size(), token_count(batch),
+               "the requests' tokens");
   }
   const std::int64_t last = (std::int64_t{last_block_id(num_blocks)} + 1) * block_size - 1;
   const auto slots =
-      own ? batch.slot_mapping.first(to_size(batch.num_actual_tokens)) : batch.slot_mapping;
+      own ? batch.slot_mapping.first(to_size(token_count(batch))) : batch.slot_mapping;
   // The top bit of slot + 1 marks a slot below kPadSlotId, that of last - slot one past the last.
   // Unsigned, as hostile values wrap; those that wrap the second term have set the first one's bit.
   std::uint64_t bad = 0;
@@ -336,7 +332,7 @@ void validate_limits(const CommonAttentionMetadata& batch, const BatchSummary& s
                   legal_range(0, most), limit);
   };
   check("num_reqs", batch.num_reqs, limits.max_num_reqs, "max_num_reqs");
-  check("num_actual_tokens", batch.num_actual_tokens, limits.max_num_batched_tokens,
+  check("num_actual_tokens", token_count(batch), limits.max_num_batched_tokens,
         "max_num_batched_tokens");
   if (limits.max_model_len <= kMaxSeqLen) {
     check_longest(batch, summary, limits.max_model_len, "max_model_len");

@@ -27,6 +27,17 @@ inline std::int32_t query_len_of(const CommonAttentionMetadata& batch, std::size
   return batch.query_start_loc[request + 1] - batch.query_start_loc[request];
 }
 
+/// Query tokens of all requests, padding left out.
+inline std::int32_t token_count(const CommonAttentionMetadata& batch) {
+  return batch.query_start_loc[static_cast<std::size_t>(batch.num_reqs)];
+}
+
+/// A valid batch whose num_actual_tokens are the requests' tokens.
+inline CommonAttentionMetadata without_padding(CommonAttentionMetadata batch) {
+  batch.num_actual_tokens = token_count(batch);
+  return batch;
+}
+
 /// Block ids of a request.
 inline const std::int32_t* table_row(const CommonAttentionMetadata& batch, std::size_t request) {
   return batch.block_table.data() + request * static_cast<std::size_t>(batch.block_table_stride);
@@ -102,7 +113,7 @@ BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t 
 void validate_page_ids(const CommonAttentionMetadata& batch, std::int32_t block_size,
                        std::int64_t num_blocks);
 
-/// Checks the first num_actual_tokens slots, if slots are given; all of them if they are not one
+/// Checks the slots of the requests' tokens, if slots are given; all of them if they are not one
 /// per query token. Lengths must be valid.
 void validate_slots(const CommonAttentionMetadata& batch, std::int32_t block_size,
                     std::int64_t num_blocks, KeySource source = KeySource::kOwnPages);

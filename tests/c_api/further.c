@@ -194,6 +194,7 @@ static void test_plans(const Fixture* fixture) {
   ClattnWorkspace* workspace = NULL;
   ClattnStep* step = NULL;
   ClattnBatchInfo batch = decode_batch();
+  ClattnStepInfo info = {.struct_size = sizeof info};
   const int32_t computed[] = {0, 19}, wrong[] = {0, 18};
   uint64_t bytes = 1;
   char text[512];
@@ -212,8 +213,13 @@ static void test_plans(const Fixture* fixture) {
   EXPECT_OK(clattn_step_build(step, fixture->queue, &batch));
   batch.num_computed_tokens = wrong;
   EXPECT_INVALID(clattn_step_build(step, fixture->queue, &batch), "num_computed_tokens");
-  batch.reserved = 1;
-  EXPECT_UNSUPPORTED(clattn_step_build(step, fixture->queue, &batch), "reserved is 1");
+  batch = decode_batch();
+  batch.num_actual_tokens = 9; /* rows behind the requests' 2 tokens: padding */
+  EXPECT_OK(clattn_step_build(step, fixture->queue, &batch));
+  EXPECT_OK(clattn_step_info(step, &info));
+  EXPECT(info.num_actual_tokens == 2 && info.num_decode_tokens == 2);
+  batch.num_actual_tokens = 1;
+  EXPECT_INVALID(clattn_step_build(step, fixture->queue, &batch), "num_actual_tokens");
   batch = decode_batch();
   EXPECT_INVALID(clattn_step_planned_launches(step, text, sizeof text, NULL), "it has no batch");
   EXPECT_INVALID(clattn_step_planned_launches(NULL, text, sizeof text, NULL), "step is null");

@@ -188,13 +188,14 @@ class PagedMetadataBuilder final : public PagedBuilder {
   }
 
   const AttentionMetadata& build_metadata(cl_command_queue queue,
-                                          const CommonAttentionMetadata& batch, Event* upload,
+                                          const CommonAttentionMetadata& given, Event* upload,
                                           const BuildOptions& options,
                                           const PagedStepView* taken) override {
     const OneThread call(busy_, taken == nullptr ? "build" : "update_block_table");
     invalidate();
     StepMetadata& metadata = next_metadata();
-    const StepSplit split = split_step(batch, decode_threshold(), key_source());
+    const StepSplit split = split_step(given, decode_threshold(), key_source());
+    const CommonAttentionMetadata batch = without_padding(given);
     build_step(queue, batch, upload, options, taken);
     metadata.refresh(*this, split, batch, options);
     if (fill_ != nullptr) fill_(metadata, *this, config_);

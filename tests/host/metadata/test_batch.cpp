@@ -39,6 +39,54 @@ TEST(CommonAttentionMetadata, CountsFollowFromTheSizes) {
             "length: pad the shorter ones with 0)");
 }
 
+TEST(CommonAttentionMetadata, MoreStartsThanRequestsAreRefused) {
+  const std::vector<std::int32_t> starts{0, 2, 3, 4}, lens{5, 1};
+  EXPECT_EQ(error_text([&] { clattn::CommonAttentionMetadata::of(starts, lens, {}); }),
+            "query_start_loc holds 4 elements, legal: 3 (seq_lens and one more)");
+}
+
+// A captured batch of two requests, filled up to three rows and 16 tokens.
+TEST(CommonAttentionMetadata, UnpaddedAndQueryLens) {
+  const std::vector<std::int32_t> starts{0, 2, 5, 5}, lens{7, 3, 0}, table{1, 2, 3, 4, 0, 0},
+      computed{5, 0, 0}, first_keys{1, 0, 0}, span_starts{0, 1, 2, 2}, spans{0, 2, 1, 3},
+      tree_starts{0, 2, 2, 2}, parents{-1, 0};
+  const std::vector<std::int64_t> slots(16, kPadSlotId);
+  auto batch = CommonAttentionMetadata::of(starts, lens, table);
+  batch.num_actual_tokens = 16;
+  batch.num_computed_tokens = computed;
+  batch.first_keys = first_keys;
+  batch.span_start_loc = span_starts;
+  batch.spans = spans;
+  batch.tree_start_loc = tree_starts;
+  batch.tree_parents = parents;
+  batch.slot_mapping = slots;
+  EXPECT_EQ(batch.naive_query_lens(), (std::vector<std::int32_t>{2, 3, 0}));
+  const CommonAttentionMetadata two = batch.unpadded(5, 2), one = batch.unpadded(3, 1);
+  EXPECT_EQ(two.num_reqs, 2);
+  EXPECT_EQ(two.num_actual_tokens, 5);
+  EXPECT_EQ(two.query_start_loc.size(), 3U);
+  EXPECT_EQ(two.seq_lens.data(), lens.data());
+  EXPECT_EQ(two.block_table.size(), 4U);
+  EXPECT_EQ(two.naive_query_lens(), (std::vector<std::int32_t>{2, 3}));
+  validate_batch(two, 4, -1);
+  EXPECT_EQ(one.num_actual_tokens, 3);  // one row of padding
+  EXPECT_EQ(one.seq_lens.size() + one.num_computed_tokens.size() + one.first_keys.size(), 3U);
+  EXPECT_EQ(one.spans.size(), 2U);
+  EXPECT_EQ(one.tree_parents.size(), 2U);
+  EXPECT_EQ(one.direction.size() + one.key_start_loc.size(), 0U);
+  EXPECT_EQ(one.slot_mapping.size(), 16U);  // those behind the tokens are not read
+  EXPECT_EQ(batch.unpadded(0, 0).spans.size(), 0U);
+  EXPECT_EQ(error_text([&] { (void)batch.unpadded(5, 4); }), "num_requests is 4, legal: 0 … 3");
+  EXPECT_EQ(error_text([&] { (void)batch.unpadded(5, -1); }), "num_requests is -1, legal: 0 … 3");
+  EXPECT_EQ(error_text([&] { (void)batch.unpadded(4, 2); }), "num_tokens is 4, legal: 5 … 16");
+  EXPECT_EQ(error_text([&] { (void)batch.unpadded(17, 2); }), "num_tokens is 17, legal: 5 … 16");
+  batch.query_start_loc = {};
+  EXPECT_EQ(error_text([&] { (void)batch.unpadded(5, 2); }),
+            "query_start_loc holds 0 elements, legal: at least 3 (num_requests + 1)");
+  EXPECT_EQ(error_text([&] { (void)batch.naive_query_lens(); }),
+            "query_start_loc holds 0 elements, legal: at least 4 (num_reqs + 1)");
+}
+
 TEST(SplitDecodesAndPrefills, Mixed) {
   EXPECT_EQ(split({0, 1, 2, 7, 10}, 1), (BatchSplit{2, 2, 2, 8}));
   EXPECT_EQ(split({0, 1, 2, 7, 10}, 1, 5), (BatchSplit{2, 2, 2, 8}));

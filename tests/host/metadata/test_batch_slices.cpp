@@ -210,12 +210,12 @@ TEST(BatchSlices, RefusesBatchesThatCannotBeCut) {
   view = batch.view();
   view.slot_mapping = slots;
   EXPECT_EQ(refuse(view, between),
-            "slot_mapping holds 5 elements, legal: at least 6 (num_actual_tokens)");
+            "slot_mapping holds 5 elements, legal: at least 6 (the requests' tokens)");
   batch.seq_lens[1] = 4;
   EXPECT_EQ(refuse(batch.view(), cut),
             "request 1: seq_lens is 4, legal: at least the query length, 5");
   EXPECT_EQ(error_text([&] { create_ubatch_slices(batch.view(), 3, 3); }),
-            "split_point is 3, legal: at least 1, and 2 times it below num_actual_tokens 6");
+            "split_point is 3, legal: at least 1, and 2 times it below the requests' 6 tokens");
   EXPECT_EQ(error_text([&] { create_ubatch_slices(batch.view(), 3, 0); }),
             "num_ubatches is 0, legal: at least 1");
   EXPECT_EQ(error_text([] {

@@ -3,6 +3,7 @@
 #include <clattn/cascade.hpp>
 
 #include "host/metadata_batch.hpp"
+#include "metadata/cascade_batch.hpp"
 
 namespace clattn {
 namespace {
@@ -87,6 +88,19 @@ TEST(UseCascadeAttention, RefusesNonsense) {
   query.num_kv_heads = 5;
   EXPECT_EQ(error_text([&] { use_cascade_attention(query); }),
             "num_query_heads is 32, legal: a multiple of num_kv_heads 5");
+}
+
+// The prefix's one sequence has the requests' tokens, not the padding behind them.
+TEST(CascadeBatch, S5_PaddingIsInNoLevel) {
+  test::Batch batch = test::make_batch({{1, 20}, {3, 40}}, 16);
+  batch.num_actual_tokens = 64;
+  detail::CascadeBatch level;
+  level.set_prefix(batch.view(), 16, 16);
+  EXPECT_EQ(level.num_tokens(), 4);
+  EXPECT_EQ(level.batch().seq_lens[0], 16);
+  level.set_suffix(batch.view(), 16, 16);
+  EXPECT_EQ(level.num_tokens(), 4);
+  EXPECT_EQ(level.batch().num_actual_tokens, 4);
 }
 
 }  // namespace

@@ -41,6 +41,20 @@ TEST(FastPrefill, A1_10_DecodesStayAndRequestsMayHaveNoLogits) {
             (Ints{0, 0, 0, 0}));
 }
 
+// Rows behind the requests' tokens belong to none.
+TEST(FastPrefill, S5_PaddingYieldsNoLogits) {
+  test::Batch batch = test::make_batch({{3, 9}, {2, 3}}, 16);
+  batch.num_actual_tokens = 9;
+  EXPECT_EQ(error_text([&] {
+              make_kv_sharing_fast_prefill_common_attn_metadata(batch.view(), Ints{4, 5});
+            }),
+            "logits_indices[1] is 5, legal: 5 … 4 (ascending tokens of the batch)");
+  const auto slices = create_ubatch_slices(batch.view(), 3);
+  ASSERT_EQ(slices.size(), 2U);
+  EXPECT_EQ(slices[1], (UBatchSlice{{1, 2}, {3, 5}}));
+  EXPECT_EQ(advance_batch(batch.view(), true).metadata().num_actual_tokens, 2);
+}
+
 TEST(FastPrefill, A1_10_RefusesTokensThatAreNotTheLast) {
   const test::Batch batch = test::make_batch({{3, 9}, {2, 3}}, 16);
   const auto call = [&](const Ints& indices) {

@@ -3,7 +3,6 @@
 #include <clattn/reorder.hpp>
 #include <numeric>
 #include <random>
-#include <utility>
 
 #include "host/metadata_batch.hpp"
 
@@ -72,31 +71,21 @@ TEST(SplitWithOptions, A1_9_RowsOfVLLM) {
   for (const SplitRow& row : kVllmSplits) EXPECT_EQ(split(row), row.expected) << row.name;
 }
 
-// Padding is tokens that only empty rows at the end can own; all else is refused as ever.
-TEST(SplitWithOptions, A1_9_PaddingIsWhatEmptyRowsAtTheEndCanOwn) {
+TEST(SplitWithOptions, A1_9_TokensOfPaddingCountWithTheLastRequests) {
   const SplitRow taken[] = {
       {"two rows", {2, 2, 0, 0}, 2, true, {4, 0, 8, 0}, 8},
       {"less than the rows could own", {2, 2, 0, 0}, 2, true, {4, 0, 5, 0}, 5},
       {"one token each", {1, 1, 0}, 1, true, {3, 0, 3, 0}, 3},
       {"nothing but padding", {0, 0}, 2, true, {2, 0, 4, 0}, 4},
       {"behind prefills", {2, 2, 9, 0}, 2, true, {2, 2, 4, 11}, 15},
+      {"no empty row", {2, 2}, 2, false, {2, 0, 9, 0}, 9},
+      {"behind a prefill that is the last", {2, 5}, 2, false, {1, 1, 2, 7}, 9},
   };
   for (const SplitRow& row : taken) EXPECT_EQ(split(row), row.expected) << row.name;
-  const std::pair<SplitRow, const char*> refused[] = {
-      {{"more than they can own", {2, 2, 0}, 2, true, {}, 7},
-       "query_start_loc[3] is 4, legal: 7 (num_actual_tokens)"},
-      {{"no empty row", {2, 2}, 2, true, {}, 5},
-       "query_start_loc[2] is 4, legal: 5 (num_actual_tokens)"},
-      {{"an empty row elsewhere", {2, 0, 2}, 2, true, {}, 5},
-       "query_start_loc[3] is 4, legal: 5 (num_actual_tokens)"},
-      {{"not uniform", {2, 2, 0}, 2, false, {}, 6},
-       "query_start_loc[3] is 4, legal: 6 (num_actual_tokens)"},
-      {{"too few", {2, 2, 0}, 2, true, {}, 3},
-       "request 1: query_start_loc[2] is 4, legal: 2 … 3 (query_start_loc[1] … "
-       "num_actual_tokens)"}};
-  for (const auto& [row, text] : refused) {
-    EXPECT_EQ(error_text([&row = row] { split(row); }), text) << row.name;
-  }
+  const SplitRow too_few{"too few", {2, 2, 0}, 2, true, {}, 3};
+  EXPECT_EQ(error_text([&] { split(too_few); }),
+            "request 1: query_start_loc[2] is 4, legal: 2 … 3 (query_start_loc[1] … "
+            "num_actual_tokens)");
 }
 
 TEST(SplitWithOptions, A1_9_UniformDecodesEndWhereALengthDiffers) {

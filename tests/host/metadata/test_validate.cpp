@@ -83,8 +83,6 @@ TEST(ValidateBatch, NamesRequestFieldValueAndLegalRange) {
       {[](Batch& b) { b.query_start_loc[4] = 10; },
        "request 3: query_start_loc[4] is 10, legal: 2 … 9 (query_start_loc[3] … "
        "num_actual_tokens)"},
-      {[](Batch& b) { b.query_start_loc[4] = 8; },
-       "query_start_loc[4] is 8, legal: 9 (num_actual_tokens)"},
       {[](Batch& b) { b.max_query_len = 6; },
        "request 3: query length is 7, legal: 0 … 6 (max_query_len)"},
       {[](Batch& b) { b.seq_lens[3] = 70; },
@@ -104,7 +102,7 @@ TEST(ValidateBatch, NamesRequestFieldValueAndLegalRange) {
       {[](Batch& b) { b.block_table[15] = -1; },
        "request 3: block_table[3] is -1, legal: 0 … 8 (num_blocks 9)"},
       {[](Batch& b) { b.slot_mapping.resize(8); },
-       "slot_mapping holds 8 elements, legal: at least 9 (num_actual_tokens)"},
+       "slot_mapping holds 8 elements, legal: at least 9 (the requests' tokens)"},
       {[](Batch& b) { b.slot_mapping[1] = -2; },
        "request 1: slot_mapping[1] is -2, legal: -1 … 143 (num_blocks 9 x block_size 16)"},
       {[](Batch& b) { b.slot_mapping[8] = 144; },
@@ -199,6 +197,20 @@ TEST(ValidateLimits, TilesPastTheLastKeyAreCountedIn32Bits) {
   EXPECT_EQ(error(INT32_MAX).substr(0, 33), "request 3: seq_lens is 2147483647");
 }
 
+// Rows of the query behind the requests' tokens are nobody's: no array holds anything for them.
+TEST(ValidateBatch, PaddingNeedsNothing) {
+  Batch batch = legal_batch();
+  batch.num_actual_tokens = 4096;
+  EXPECT_EQ(error_of(batch), "no error");
+  batch.slot_mapping.resize(9);
+  EXPECT_EQ(error_of(batch), "no error");
+  const detail::BatchSummary summary = detail::validate_lengths(batch.view(), kBlockSize);
+  EXPECT_EQ(error_text([&] {
+              detail::validate_limits(batch.view(), summary, {.max_num_batched_tokens = 9});
+            }),
+            "no error");
+}
+
 // The contract once more, field by field, without any of the library's arithmetic.
 bool is_legal(const Batch& b, std::int64_t block_size, std::int64_t num_blocks) {
   const std::int64_t reqs = b.num_reqs;
@@ -223,10 +235,11 @@ bool is_legal(const Batch& b, std::int64_t block_size, std::int64_t num_blocks) 
       if (id < 0 || (num_blocks >= 0 && id >= num_blocks)) return false;
     }
   }
-  if (b.query_start_loc[static_cast<std::size_t>(reqs)] != b.num_actual_tokens) return false;
+  const std::int64_t tokens = b.query_start_loc[static_cast<std::size_t>(reqs)];
+  if (tokens > b.num_actual_tokens) return false;
   if (b.slot_mapping.empty()) return true;
-  if (static_cast<std::int64_t>(b.slot_mapping.size()) < b.num_actual_tokens) return false;
-  for (std::size_t t = 0; t < static_cast<std::size_t>(b.num_actual_tokens); ++t) {
+  if (static_cast<std::int64_t>(b.slot_mapping.size()) < tokens) return false;
+  for (std::size_t t = 0; t < static_cast<std::size_t>(tokens); ++t) {
     if (b.slot_mapping[t] < -1) return false;
     if (b.slot_mapping[t] / block_size >= (num_blocks < 0 ? std::int64_t{1} << 31 : num_blocks)) {
       return false;
