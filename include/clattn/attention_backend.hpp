@@ -70,6 +70,8 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   virtual std::vector<SupportedBlockSize> get_supported_kernel_block_sizes() const {
     return {SupportedBlockSize{}};
   }
+  /// `default_size` if its kernels read such pages, else the smallest page that they read.
+  std::int32_t get_preferred_block_size(std::int32_t default_size = 16) const;
   /// The most that AttentionState can record for layers of this backend. kAlways: mixed batches
   /// (BuilderOptions::graph_mixed). kUniformBatch here means more than vLLM's: requests of a
   /// recorded step may differ in their query tokens, up to decode_threshold.

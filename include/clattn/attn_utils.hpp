@@ -20,8 +20,8 @@ namespace CLATTN_API clattn {
 /// full (latent rows with use_mla). Throws kInvalidArgument for a layer that is not a decoder.
 std::map<std::string, KVCacheSpec> get_kv_cache_spec(const LayerRegistry& layers);
 
-/// The layers of one KV cache group that have one backend, with one builder and one metadata object
-/// per step.
+/// The layers of one KV cache group that have one backend, one spec and one number of query heads,
+/// with one builder and one metadata object per step.
 struct AttentionGroup {
   std::int32_t kv_cache_group_id = 0;  ///< index in KVCacheConfig::groups: whose pages it reads
   std::shared_ptr<const AttentionBackend> backend = {};  ///< null of states, as builder
@@ -32,15 +32,16 @@ struct AttentionGroup {
   std::vector<std::string> layer_names = {};  ///< including those that share a cache of the group
 };
 
-/// For each group of `config`, in its order, one group for each backend that its layers have, in
-/// the order of the layers; for kMamba with spec and names only, which need not be layers of the
-/// registry. Blocks of a group may be several of its layers' blocks, if not
+/// For each group of `config`, in its order, one group for each backend, spec and number of query
+/// heads that its layers have, in the order of the layers; a layer that attends to another one's
+/// cache is in the KV cache group of that one. For kMamba with spec and names only, which need not
+/// be layers of the registry. Blocks of a group may be several of its layers' blocks, if not
 /// padded. A builder plans for the widest window and the smallest tile among its layers, whose
 /// other options (soft cap, ALiBi, sinks) may differ; all builders share one workspace
 /// (`options.workspace`, or a new one), so that forward() calls of all layers must run in order on
 /// one queue. A builder recommends a cascade only where every layer of its group can. Throws
-/// kInvalidArgument for a layer that does not exist, or whose heads, dtype or cache differs from
-/// its group's.
+/// kInvalidArgument for a layer that does not exist, whose dtype differs from its group's, or whose
+/// cache differs from its spec in the group.
 std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
                                               const LayerRegistry& layers,
                                               const std::shared_ptr<Context>& context,
@@ -49,11 +50,17 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
 /// What a model's groups can record.
 struct AttentionCGSupportInfo {
   AttentionCGSupport min_cg_support = AttentionCGSupport::kAlways;  ///< all of them can
-  std::string_view min_cg_attn_backend =
-      {};  ///< name of the one that allows least; empty: no group
+  std::string_view min_cg_attn_backend = {};  ///< of the one that allows least; empty: no group
 };
 /// Over the groups of init_attn_backend(); those of states have no attention to record.
 AttentionCGSupportInfo get_attn_cg_support(std::span<const AttentionGroup> groups);
+
+/// The tokens of a kernel's page where an allocator's blocks have `block_size` tokens: as many if
+/// every backend takes that, else the largest single size of one of them that divides it and all
+/// take. Throws kInvalidArgument if there is none. Layers are made for that size
+/// (AttentionConfig::block_size), and tables go through map_to_kernel_blocks().
+std::int32_t select_common_block_size(
+    std::int32_t block_size, std::span<const std::shared_ptr<const AttentionBackend>> backends);
 
 /// Binds each cache to the layer of that name. Returns the bound caches ordered by layer index
 /// (equal indices: as in the registry). Throws kInvalidArgument for a name that no layer has, and

@@ -31,7 +31,8 @@ typedef struct ClattnKVCacheSpec {
   uint32_t struct_size;
   int32_t block_size;   /**< tokens per block; 0 = 16 */
   const char* kind;     /**< "full" (also NULL), "sliding_window", "chunked_local", "encoder_only",
-                           "cross" or "mamba": a constant state, one page per request */
+                           "cross" or "mamba": a constant state, one page per request;
+                           "full_attention" and the like, too */
   const char* dtype;    /**< as stored; NULL = "f16" */
   int32_t num_kv_heads; /**< 0 = 1 */
   int32_t head_size;    /**< elements; 0 = 128 */
@@ -94,6 +95,9 @@ typedef struct ClattnCacheGroup {
   const char* const* layer_names; /**< [num_layers] */
   size_t num_layers;              /**< elements of layer_names */
   const ClattnKVCacheSpec* spec;  /**< of each of them */
+  /** [num_layers], or NULL: the specs of layers whose pages hold the same tokens in other bytes
+     (clattn::KVCacheGroupSpec); NULL elements stand for `spec` */
+  const ClattnKVCacheSpec* const* layer_specs;
 } ClattnCacheGroup;
 /** The caches of a model (clattn::KVCacheConfig). */
 typedef struct ClattnKVCacheConfig {

@@ -18,17 +18,6 @@ namespace CLATTN_API clattn {
 
 class AttentionBackend;  // attention_backend.hpp
 
-/// What one layer keeps per token (vLLM's AttentionSpec family; sizes in bytes, e = bytes per
-/// element), or per request: kMamba.
-enum class KVCacheKind : std::uint8_t {
-  kFull,
-  kSlidingWindow,
-  kChunkedLocal,
-  kEncoderOnly,
-  kCross,
-  kMamba  ///< a constant state for the application's own kernels: one page per request
-};
-
 /// One tensor of a constant state.
 struct StateTensor {
   std::vector<std::int64_t> shape = {};  ///< of one request, each >= 1
@@ -64,10 +53,14 @@ struct KVCacheSpec {
   /// block_size * (head_size * e + 4 if kPerTokenHead), of kMamba the bytes of all states; or
   /// page_size_padded. Throws on overflow or an illegal field.
   std::size_t page_size_bytes() const;
-  /// Most bytes that one request of up to `max_model_len` tokens holds, by the formulas of vLLM's
+  /// Most pages that one request of up to `max_model_len` tokens holds, by the formulas of vLLM's
   /// specs (full: every page; window: the pages of window - 1 + max_num_batched_tokens tokens, plus
   /// one; chunked-local: those of chunk + max_num_batched_tokens; cross: those of encoder_len;
-  /// encoder-only: 0; kMamba: one page).
+  /// encoder-only: 0; kMamba: one page). Throws kInvalidArgument for a length below 0.
+  std::int64_t max_admission_blocks_per_request(std::int64_t max_model_len,
+                                                std::int64_t max_num_batched_tokens,
+                                                std::int64_t encoder_len = 0) const;
+  /// The bytes of these pages.
   std::size_t max_memory_usage_bytes(std::int64_t max_model_len,
                                      std::int64_t max_num_batched_tokens,
                                      std::int64_t encoder_len = 0) const;
@@ -94,7 +87,20 @@ struct KVCacheTensor {
 /// Layers that share one block table.
 struct KVCacheGroupSpec {
   std::vector<std::string> layer_names = {};  ///< layers of the group
-  KVCacheSpec spec = {};                      ///< of each of them
+  KVCacheSpec spec = {};                      ///< of each that has none in layer_specs
+  /// Layers whose pages hold the same tokens in other bytes: other heads, head sizes, types or
+  /// states (vLLM: UniformTypeKVCacheSpecs). What follows throws kInvalidArgument if one of them is
+  /// not of the group, or has another kind or block_size than `spec`, or, unless kFull, another
+  /// window or chunk.
+  std::map<std::string, KVCacheSpec> layer_specs = {};
+  /// The layer's spec; valid as long as this object.
+  const KVCacheSpec& spec_of(const std::string& layer) const;
+  /// Bytes that one block takes in the caches of all layers: the sum of their pages.
+  std::size_t page_size_bytes() const;
+  /// Most bytes of all layers' caches that one request holds (KVCacheSpec's function).
+  std::size_t max_memory_usage_bytes(std::int64_t max_model_len,
+                                     std::int64_t max_num_batched_tokens,
+                                     std::int64_t encoder_len = 0) const;
 };
 
 /// The caches of a model, as an engine lays them out.

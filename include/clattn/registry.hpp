@@ -19,8 +19,8 @@ std::vector<std::shared_ptr<const AttentionBackend>> list_attn_backends();
 /// The registered backend of this name. Null for "auto", which leaves the choice to whoever is
 /// given it (AttentionOptions::attn_backend). Also accepts vLLM's names for the built-in ones
 /// (XFORMERS_VLLM_V1, class paths). Throws kInvalidArgument listing the registered names for any
-/// other; for vLLM's name of another library's backend (FLASH_ATTN) the message also says which
-/// backend computes the same here.
+/// other; for vLLM's name of another library's backend (FLASH_ATTN, in any letter case) the message
+/// also says which backend computes the same here, or what none computes.
 std::shared_ptr<const AttentionBackend> find_attn_backend(std::string_view name);
 
 /// What the selector decided and why the others were passed over.

@@ -71,8 +71,26 @@ enum class KVCacheLayout : std::uint8_t { kNHD, kHND };
 
 /// "NHD" or "HND".
 std::string_view to_string(KVCacheLayout layout);
-/// Inverse of to_string; throws kInvalidArgument naming the legal values.
+/// Inverse of to_string, which also takes the names of all dimensions, layers and blocks in front:
+/// "LBNHC" is NHD, "LBHNC" HND. Throws kInvalidArgument naming the legal values.
 KVCacheLayout parse_kv_cache_layout(std::string_view name);
+
+/// What one layer keeps per token (vLLM's AttentionSpec family; sizes in bytes, e = bytes per
+/// element), or per request: kMamba.
+enum class KVCacheKind : std::uint8_t {
+  kFull,
+  kSlidingWindow,
+  kChunkedLocal,
+  kEncoderOnly,
+  kCross,
+  kMamba  ///< a constant state for the application's own kernels: one page per request
+};
+
+/// "full", "sliding_window", "chunked_local", "encoder_only", "cross" or "mamba".
+std::string_view to_string(KVCacheKind kind);
+/// Inverse of to_string, which also takes "full_attention" and the like; throws kInvalidArgument
+/// naming the legal values.
+KVCacheKind parse_kv_cache_kind(std::string_view name);
 
 /// Which batches a backend's step can be recorded and replayed for; a greater value includes the
 /// lesser ones.

@@ -53,7 +53,9 @@ void bind_predicates(nb::class_<AttentionBackend>& backend) {
               sizes.emplace_back(size.size, size.multiples);
             return sizes;
           },
-          "Pairs: a page size in tokens, and whether its multiples are taken, too.");
+          "Pairs: a page size in tokens, and whether its multiples are taken, too.")
+      .def("get_preferred_block_size", &B::get_preferred_block_size, "default_size"_a = 16,
+           "default_size if its kernels read such pages, else the smallest that they read.");
 }
 
 void bind_cache_shapes(nb::class_<AttentionBackend>& backend) {

@@ -209,6 +209,8 @@ void bind_layer(nb::module_& module) {
   module.def(
       "extra_repr", [](const Layer& of) { return extra_repr(*of.attention); }, "layer"_a,
       "The layer's sizes and backend, as vLLM prints them.");
+  module.def("get_kv_cache_spec_kind", &get_kv_cache_spec_kind, "spec"_a,
+             "vLLM's KVCacheSpecKind of a KVCacheSpec, as full_attention.");
   module.def(
       "process_weights_after_loading",
       [](const Layer& of, nb::handle act_dtype) {

@@ -247,8 +247,20 @@ def test_specs_of_caches():
     assert spec.page_size_bytes == 2 * 16 * 2 * 64 * 2
     window = clattn.KVCacheSpec(kind="sliding_window", sliding_window=64, dtype="f16")
     assert window.max_memory_usage_bytes(4096, 16) == (79 // 16 + 2) * window.page_size_bytes
-    with pytest.raises(clattn.InvalidArgument, match="kind is 'none', legal: full, sliding_window"):
+    with pytest.raises(clattn.InvalidArgument, match="kind: 'none' is not one of full, sliding"):
         clattn.KVCacheSpec(kind="none")
+    assert window.max_admission_blocks_per_request(4096, 16) == 79 // 16 + 2
+    assert clattn.get_kv_cache_spec_kind(window) == "sliding_window"
+    assert clattn.get_kv_cache_spec_kind(clattn.KVCacheSpec(kind="full_attention")) == (
+        "full_attention"
+    )
+    narrow = clattn.KVCacheSpec(block_size=16, num_kv_heads=1, head_size=64, dtype="f16")
+    group = clattn.KVCacheGroupSpec(
+        layer_names=["a", "b"], spec=spec, layer_specs={"b": narrow}
+    )
+    assert group.spec_of("b") == narrow and group.spec_of("a") == spec
+    assert group.page_size_bytes == spec.page_size_bytes * 3 // 2
+    assert group.max_memory_usage_bytes(33, 8) == 3 * group.page_size_bytes
     state = clattn.StateTensor(shape=[4, 8], dtype="f32")
     mamba = clattn.KVCacheSpec(kind="mamba", states=[state])
     assert mamba.page_size_bytes == 128
@@ -258,7 +270,7 @@ def test_specs_of_caches():
     assert (clattn.element_size_bytes("bf16"), clattn.is_quantized("int8")) == (2, True)
     assert clattn.parse_dtype(np.float16) == "f16" and clattn.parse_kv_cache_dtype("auto") is None
     assert clattn.find_dtype("f12") is None
-    clattn.set_kv_cache_layout("HND")
+    clattn.set_kv_cache_layout("LBHNC")
     assert clattn.get_kv_cache_layout() == "HND"
     clattn.set_kv_cache_layout(None)
     assert clattn.extract_layer_index("model.layers.3.attn") == 3

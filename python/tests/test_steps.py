@@ -243,6 +243,8 @@ def test_backends_answer(context, model):
     assert layout == backend.preferred_layout(context) and backend.validate_layout(layout) == []
     assert backend.library == "" and backend.graph_support == "uniform_batch"
     assert all(size > 0 for size, _ in backend.get_supported_kernel_block_sizes())
+    assert backend.get_preferred_block_size() == 16 and backend.get_preferred_block_size(32) == 32
+    assert clattn.select_common_block_size(48, [backend]) == 48
 
 
 def test_registry(context, model, tmp_path):

@@ -7,6 +7,8 @@
 #include <clattn/graph.hpp>
 #include <utility>
 
+#include "backends/registry.hpp"
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/choose/attention_kernels.hpp"
 #include "kernels/paged_impl.hpp"
@@ -46,7 +48,6 @@ void check_member(const Attention& layer, const Attention& first, const KVCacheS
     throw_invalid_if(own != groups, "KVCacheConfig: layer '{}' has {} {}, legal: its group's {}",
                      layer.layer_name(), field, own, groups);
   };
-  require_same("num_heads", config.num_heads, common.num_heads);
   require_same("dtype", to_string(config.dtype), to_string(common.dtype));
   require_same("attn_type", to_string(config.attn_type), to_string(common.attn_type));
   if (config.use_mla) require_same("rope_dim", config.rope_dim, common.rope_dim);
@@ -146,37 +147,56 @@ AttentionGroup make_group(const KVCacheSpec& spec, std::span<const Attention* co
   return group;
 }
 
-/// Whether two layers may share a plan: what a plan lists of rows is what one window and one
-/// configuration makes of it.
+/// The spec of the cache that the layer attends to.
+const KVCacheSpec& spec_in(const KVCacheGroupSpec& group, const Attention& layer) {
+  const bool targets = layer.shares_kv_cache() && !group.layer_specs.contains(layer.layer_name());
+  return group.spec_of(targets ? layer.options().kv_sharing_target_layer_name : layer.layer_name());
+}
+
+/// Whether two layers may share a plan, which is made for one shape of heads; what it lists of rows
+/// is what one window and one configuration makes of it.
 bool may_share_plan(const Attention& a, const Attention& b) {
   const AttentionConfig &one = a.config(), &other = b.config();
-  if (a.get_attn_backend() != b.get_attn_backend() ||
+  if (a.get_attn_backend() != b.get_attn_backend() || one.num_heads != other.num_heads ||
+      detail::page_spec(one) != detail::page_spec(other) ||
       detail::lists_of(one) != detail::lists_of(other)) {
     return false;
   }
   return !detail::lists_of(one).any() || detail::window_of(one) == detail::window_of(other);
 }
 
-/// The groups of one KV cache group: one for each backend of its layers, and for each way in which
-/// they look at what a batch says of its requests.
+/// The groups of a KV cache group of states: one for each spec.
+std::vector<AttentionGroup> state_groups(const KVCacheGroupSpec& wanted) {
+  std::vector<AttentionGroup> groups;
+  for (const std::string& layer : wanted.layer_names) {
+    const KVCacheSpec& spec = wanted.spec_of(layer);
+    auto group = std::ranges::find(groups, spec, &AttentionGroup::spec);
+    if (group == groups.end()) {
+      groups.emplace_back().spec = spec;
+      group = groups.end() - 1;
+    }
+    group->layer_names.push_back(layer);
+  }
+  return groups;
+}
+
+/// The groups of one KV cache group: one for each backend, spec and number of query heads of its
+/// layers, and for each way in which they look at what a batch says of its requests.
 std::vector<AttentionGroup> make_groups(const KVCacheGroupSpec& wanted, const LayerRegistry& layers,
                                         const std::shared_ptr<Context>& context,
                                         const BuilderOptions& options) {
+  if (wanted.spec.kind == KVCacheKind::kMamba) return state_groups(wanted);
   std::vector<AttentionGroup> groups;
-  if (wanted.spec.kind == KVCacheKind::kMamba) {
-    groups.emplace_back().layer_names = wanted.layer_names;
-    groups.front().spec = wanted.spec;
-    return groups;
-  }
   auto members = members_of(wanted, layers);
   if (members.empty()) throw_invalid("KVCacheConfig: a group without layers");
-  for (const Attention* layer : members) check_member(*layer, *members.front(), wanted.spec);
+  for (const Attention* layer : members)
+    check_member(*layer, *members.front(), spec_in(wanted, *layer));
   for (auto first = members.begin(); first != members.end();) {
     const Attention& leader = **first;
     const auto end = std::stable_partition(first, members.end(), [&](const Attention* layer) {
       return may_share_plan(*layer, leader);
     });
-    groups.push_back(make_group(wanted.spec, {first, end}, context, options));
+    groups.push_back(make_group(spec_in(wanted, leader), {first, end}, context, options));
     first = end;
   }
   return groups;
@@ -252,6 +272,26 @@ AttentionCGSupportInfo get_attn_cg_support(std::span<const AttentionGroup> group
     least = {support, group.backend->name()};
   }
   return least;
+}
+
+std::int32_t select_common_block_size(
+    std::int32_t block_size, std::span<const std::shared_ptr<const AttentionBackend>> backends) {
+  detail::check_at_least("block_size", block_size, 1);
+  const auto all_take = [&](std::int32_t size) {
+    return std::ranges::all_of(backends, [&](const auto& backend) {
+      return std::ranges::any_of(backend->get_supported_kernel_block_sizes(),
+                                 [&](const auto& pages) { return detail::takes(pages, size); });
+    });
+  };
+  if (all_take(block_size)) return block_size;
+  std::int32_t largest = 0;
+  for (const auto& backend : backends) {
+    for (const auto& [size, multiples] : backend->get_supported_kernel_block_sizes()) {
+      if (!multiples && size > largest && block_size % size == 0 && all_take(size)) largest = size;
+    }
+  }
+  throw_invalid_if(largest == 0, "No common block size for {}.", block_size);
+  return largest;
 }
 
 std::vector<const KVCache*> bind_kv_cache(const std::map<std::string, KVCache>& kv_caches,

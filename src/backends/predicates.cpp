@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "backends/registry.hpp"
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/device/device_info.hpp"
@@ -67,6 +68,17 @@ std::vector<std::string> AttentionBackend::validate_layout(KVCacheLayout layout)
   if (names.empty()) names.emplace_back("none");
   return {fmt::format("layout {} not supported by {}: {} {}", to_string(layout), name(),
                       fmt::join(names, ", "), names.size() == 1 ? "is" : "are")};
+}
+
+std::int32_t AttentionBackend::get_preferred_block_size(std::int32_t default_size) const {
+  detail::check_at_least("default_size", default_size, 1);
+  std::int32_t smallest = default_size;
+  for (bool first = true; const SupportedBlockSize& pages : get_supported_kernel_block_sizes()) {
+    if (detail::takes(pages, default_size)) return default_size;
+    smallest = first ? pages.size : std::min(smallest, pages.size);
+    first = false;
+  }
+  return smallest;
 }
 
 std::vector<std::int32_t> AttentionBackend::get_supported_head_sizes() const {

@@ -24,6 +24,11 @@ inline constexpr std::string_view kNoAttention = "NO_ATTENTION";
 /// What attention-free models get; not in the list.
 std::shared_ptr<const AttentionBackend> attention_free_backend();
 
+/// Whether these are pages of `tokens` tokens.
+constexpr bool takes(const SupportedBlockSize& pages, std::int32_t tokens) {
+  return pages.multiples ? tokens % pages.size == 0 : tokens == pages.size;
+}
+
 /// All there are. NHD alone is its first(1).
 inline constexpr std::array kBothLayouts = {KVCacheLayout::kNHD, KVCacheLayout::kHND};
 

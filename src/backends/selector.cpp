@@ -30,18 +30,48 @@ constexpr std::string_view kPagedNames[] = {
     "vllm.v1.attention.backends.flashinfer.FlashInferBackend"};
 constexpr std::string_view kDenseNames[] = {
     "XFORMERS_VLLM_V1", "vllm.v1.attention.backends.xformers.XFormersAttentionBackend"};
+// Those with _VLLM_V1 behind are the same.
 constexpr std::string_view kLikePaged[] = {
-    "FLASH_ATTN",     "FLASH_ATTN_VLLM_V1", "TRITON_ATTN", "TRITON_ATTN_VLLM_V1",
-    "FLEX_ATTENTION", "TREE_ATTN",          "TORCH_SDPA",  "TORCH_SDPA_VLLM_V1",
-    "CPU_ATTN",       "ROCM_FLASH",         "ROCM_ATTN"};
-constexpr std::string_view kLikeLatent[] = {
-    "FLASHINFER_MLA",   "FLASH_ATTN_MLA",      "FLASHMLA",
-    "FLASHMLA_VLLM_V1", "TRITON_MLA",          "TRITON_MLA_VLLM_V1",
-    "CUTLASS_MLA",      "CUTLASS_MLA_VLLM_V1", "CPU_MLA"};
+    "FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "TREE_ATTN",
+    "TORCH_SDPA", "HPC_ATTN",    "B12X",           "CPU_ATTN",
+    "ROCM_FLASH", "ROCM_ATTN",   "ROCM_AITER_FA",  "ROCM_AITER_UNIFIED_ATTN"};
+constexpr std::string_view kLikeLatent[] = {"FLASHINFER_MLA", "FLASH_ATTN_MLA", "FLASHMLA",
+                                            "TRITON_MLA",     "CUTLASS_MLA",    "CPU_MLA",
+                                            "AMX_MLA",        "TOKENSPEED_MLA", "ROCM_AITER_MLA"};
 constexpr VllmNames kVllmNames[] = {{kPaged, true, kPagedNames},
                                     {kDense, true, kDenseNames},
                                     {kPaged, false, kLikePaged},
                                     {kMLABackendName, false, kLikeLatent}};
+
+/// Names of vLLM's whose attention no backend of ours computes, by a part of the name.
+constexpr std::pair<std::string_view, std::string_view> kNotComputed[] = {
+    {"SPARSE", "attention to a choice of keys"},
+    {"_MSA", "attention to a choice of keys"},
+    {"DIFFKV", "attention over pages with values of another size than keys"},
+    {"DUAL_CHUNK", "dual chunk attention"},
+    {"TURBOQUANT", "attention over TurboQuant caches"}};
+
+/// What an unknown name, in any letter case, may stand for, as the end of its error.
+std::string hint_for(std::string_view given,
+                     std::span<const std::shared_ptr<const AttentionBackend>> backends) {
+  std::string name(given);
+  for (char& letter : name)
+    if (letter >= 'a' && letter <= 'z') letter = static_cast<char>(letter - 'a' + 'A');
+  const auto is_registered = [&](std::string_view wanted) {
+    return std::ranges::find(backends, wanted, &AttentionBackend::name) != backends.end();
+  };
+  if (is_registered(name)) return fmt::format("; {} is one of them", name);
+  constexpr std::string_view kVersion = "_VLLM_V1";
+  if (name.ends_with(kVersion)) name.resize(name.size() - kVersion.size());
+  for (const auto& [ours, same, names] : kVllmNames) {
+    if (std::ranges::find(names, name) != names.end() && is_registered(ours))
+      return fmt::format("; {} computes what {} does", ours, given);
+  }
+  for (const auto& [part, what] : kNotComputed) {
+    if (name.find(part) != std::string::npos) return fmt::format("; none computes {}", what);
+  }
+  return {};
+}
 
 std::shared_ptr<const AttentionBackend> forced_backend(std::string_view name,
                                                        const AttentionConfig& config,
@@ -126,15 +156,12 @@ std::shared_ptr<const AttentionBackend> find_attn_backend(std::string_view name)
     return found == backends.end() ? nullptr : *found;
   };
   if (auto backend = registered(name)) return backend;
-  std::string hint;
   for (const auto& [ours, same, names] : kVllmNames) {
-    if (std::ranges::find(names, name) == names.end()) continue;
-    auto backend = registered(ours);
-    if (backend != nullptr && same) return backend;
-    if (backend != nullptr) hint = fmt::format("; {} computes what {} does", ours, name);
+    if (!same || std::ranges::find(names, name) == names.end()) continue;
+    if (auto backend = registered(ours)) return backend;
   }
   detail::throw_invalid("Invalid attention backend: '{}'. Valid backends are: auto, {}{}", name,
-                        detail::backend_names(backends), hint);
+                        detail::backend_names(backends), hint_for(name, backends));
 }
 
 BackendChoice choose_attn_backend(const AttentionConfig& config,

@@ -38,6 +38,22 @@ constexpr Named<SpanRule> kSpanRules[] = {{SpanRule::kWhole, "whole"},
                                           {SpanRule::kClipBoth, "clip_both"}};
 constexpr Named<KVCacheLayout> kLayouts[] = {{KVCacheLayout::kNHD, "NHD"},
                                              {KVCacheLayout::kHND, "HND"}};
+constexpr Named<KVCacheLayout> kLayoutSpellings[] = {{KVCacheLayout::kNHD, "LBNHC"},
+                                                     {KVCacheLayout::kHND, "LBHNC"}};
+constexpr Named<KVCacheKind> kKinds[] = {
+    {KVCacheKind::kFull, "full"},
+    {KVCacheKind::kSlidingWindow, "sliding_window"},
+    {KVCacheKind::kChunkedLocal, "chunked_local"},
+    {KVCacheKind::kEncoderOnly, "encoder_only"},
+    {KVCacheKind::kCross, "cross"},
+    {KVCacheKind::kMamba, "mamba"},
+};
+constexpr Named<KVCacheKind> kKindSpellings[] = {
+    {KVCacheKind::kFull, "full_attention"},
+    {KVCacheKind::kChunkedLocal, "chunked_local_attention"},
+    {KVCacheKind::kEncoderOnly, "encoder_only_attention"},
+    {KVCacheKind::kCross, "cross_attention"},
+};
 
 template <typename Rows, typename Value>
 const auto& row_of(const Rows& rows, Value value, std::string_view what) {
@@ -128,7 +144,17 @@ std::string_view to_string(KVCacheLayout layout) {
 }
 
 KVCacheLayout parse_kv_cache_layout(std::string_view name) {
-  return parse(kLayouts, name, "layout");
+  const auto found = find(kLayoutSpellings, name);
+  return found ? *found : parse(kLayouts, name, "layout");
+}
+
+std::string_view to_string(KVCacheKind kind) {
+  return row_of(kKinds, kind, "kind").name;
+}
+
+KVCacheKind parse_kv_cache_kind(std::string_view name) {
+  const auto found = find(kKindSpellings, name);
+  return found ? *found : parse(kKinds, name, "kind");
 }
 
 }  // namespace clattn

@@ -19,24 +19,13 @@ CLATTN_DESTROYS(clattn_groups_destroy, ClattnGroups)
 
 namespace {
 
-/// In the order of their values.
-constexpr std::pair<const char*, KVCacheKind> kKinds[] = {
-    {"full", KVCacheKind::kFull},
-    {"sliding_window", KVCacheKind::kSlidingWindow},
-    {"chunked_local", KVCacheKind::kChunkedLocal},
-    {"encoder_only", KVCacheKind::kEncoderOnly},
-    {"cross", KVCacheKind::kCross},
-    {"mamba", KVCacheKind::kMamba},
-};
-static_assert(kKinds[5].second == KVCacheKind::kMamba && std::size(kKinds) == 6);
-
 /// Those of the states are `like`'s.
 void give_spec(const KVCacheSpec& spec, const ClattnKVCacheSpec& like, ClattnKVCacheSpec* to,
                const char* name) {
   fill(to, name,
        {.struct_size = 0,
         .block_size = spec.block_size,
-        .kind = kKinds[static_cast<std::size_t>(spec.kind)].first,
+        .kind = to_string(spec.kind).data(),
         .dtype = to_string(spec.dtype).data(),
         .num_kv_heads = spec.num_kv_heads,
         .head_size = spec.head_size,
@@ -69,8 +58,15 @@ KVCacheTensor cache_tensor_of(const ClattnCacheTensor& given) {
 }
 
 KVCacheGroupSpec group_of(const ClattnCacheGroup& given) {
-  return {names_of(given.layer_names, given.num_layers, "config: groups: layer_names"),
-          spec_of(given.spec, "config: groups: spec")};
+  KVCacheGroupSpec group{
+      names_of(given.layer_names, given.num_layers, "config: groups: layer_names"),
+      spec_of(given.spec, "config: groups: spec")};
+  for (std::size_t i = 0; given.layer_specs != nullptr && i < given.num_layers; ++i) {
+    if (given.layer_specs[i] == nullptr) continue;
+    group.layer_specs[group.layer_names[i]] =
+        spec_of(given.layer_specs[i], "config: groups: layer_specs");
+  }
+  return group;
 }
 
 StateTensor state_of(const ClattnStateTensor& given) {
@@ -89,7 +85,7 @@ std::vector<KVCacheSpec> specs_of(Pointer const* specs, std::size_t num_specs) {
 KVCacheSpec clattn::c_api::spec_of(const ClattnKVCacheSpec* spec, const char* name) {
   const ClattnKVCacheSpec& given = read(spec, name);
   KVCacheSpec made;
-  made.kind = named(given.kind, "full", std::string(name) + ": kind", kKinds);
+  made.kind = parse_kv_cache_kind(text_or(given.kind, "full"));
   take(given.block_size, made.block_size);
   take(given.num_kv_heads, made.num_kv_heads);
   take(given.head_size, made.head_size);

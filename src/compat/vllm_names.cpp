@@ -55,6 +55,23 @@ void process_weights_after_loading(const Attention& layer, DType act_dtype) {
                    to_string(layer.config().dtype));
 }
 
+std::string_view get_kv_cache_spec_kind(const KVCacheSpec& spec) {
+  switch (spec.kind) {
+    case KVCacheKind::kFull:
+      return spec.use_mla ? "mla_attention" : "full_attention";
+    case KVCacheKind::kChunkedLocal:
+      return "chunked_local_attention";
+    case KVCacheKind::kEncoderOnly:
+      return "encoder_only_attention";
+    case KVCacheKind::kCross:
+      return "cross_attention";
+    case KVCacheKind::kSlidingWindow:
+    case KVCacheKind::kMamba:
+      break;
+  }
+  return to_string(spec.kind);
+}
+
 LayerParameters get_per_layer_parameters(std::span<const NamedAttentionConfig> layers) {
   LayerParameters result;
   std::set<std::string_view> names;

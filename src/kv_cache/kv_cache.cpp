@@ -34,9 +34,8 @@ PageBytes page_bytes_of(const KVCacheConfig& config) {
   PageBytes page_bytes;
   std::set<std::string> missing;  // those without a tensor so far
   for (const KVCacheGroupSpec& group : config.groups) {
-    const std::size_t bytes = group.spec.page_size_bytes();
     for (const std::string& layer : group.layer_names) {
-      throw_invalid_if(!page_bytes.emplace(layer, bytes).second,
+      throw_invalid_if(!page_bytes.emplace(layer, group.spec_of(layer).page_size_bytes()).second,
                        "KVCacheConfig: layer '{}' stands in two groups", layer);
       missing.insert(layer);
     }
@@ -158,10 +157,11 @@ std::optional<KVCacheLayout> detail::choose_kv_cache_layout(
     std::optional<KVCacheLayout> layout_override, std::string_view variable) {
   if (layout_override) return layout_override;
   if (variable.empty()) return std::nullopt;
-  for (const KVCacheLayout layout : {KVCacheLayout::kNHD, KVCacheLayout::kHND}) {
-    if (to_string(layout) == variable) return layout;
+  try {
+    return parse_kv_cache_layout(variable);
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("CLATTN_KV_CACHE_LAYOUT: {}", error.what()));
   }
-  throw_invalid("CLATTN_KV_CACHE_LAYOUT: '{}' is not one of NHD, HND", variable);
 }
 
 KVCacheLayout detail::supported_layout(const AttentionBackend& backend,

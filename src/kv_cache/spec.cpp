@@ -137,6 +137,20 @@ std::int32_t merge_reach(std::span<const KVCacheSpec> specs, std::int32_t KVCach
   return merged;
 }
 
+/// Throws unless a layer keeps the tokens that its group's spec says, in blocks of as many.
+void require_same_tokens(const std::string& layer, const KVCacheSpec& own,
+                         const KVCacheSpec& group) {
+  const auto require = [&](std::string_view field, const auto& value, const auto& legal) {
+    throw_invalid_if(value != legal, "KVCacheGroupSpec: layer '{}' has {} {}, legal: spec's {}",
+                     layer, field, value, legal);
+  };
+  require("kind", to_string(own.kind), to_string(group.kind));
+  require("block_size", own.block_size, group.block_size);
+  if (group.kind == KVCacheKind::kFull) return;
+  require("sliding_window", own.sliding_window, group.sliding_window);
+  require("attention_chunk_size", own.attention_chunk_size, group.attention_chunk_size);
+}
+
 /// Pages of keys and values or of latent rows as large as `bytes`.
 void enlarge(const std::string& layer, KVCacheSpec& spec, std::size_t bytes) {
   const std::size_t own = spec.page_size_bytes();
@@ -203,21 +217,56 @@ KVCacheSpec KVCacheSpec::merge(std::span<const KVCacheSpec> specs) {
   return merged;
 }
 
-std::size_t KVCacheSpec::max_memory_usage_bytes(std::int64_t max_model_len,
-                                                std::int64_t max_num_batched_tokens,
-                                                std::int64_t encoder_len) const {
-  const std::size_t page_bytes = page_size_bytes();
+std::int64_t KVCacheSpec::max_admission_blocks_per_request(std::int64_t max_model_len,
+                                                           std::int64_t max_num_batched_tokens,
+                                                           std::int64_t encoder_len) const {
+  check(*this);
   throw_invalid_if(
       max_model_len < 0 || max_num_batched_tokens < 0 || encoder_len < 0,
       "KVCacheSpec: max_model_len {}, max_num_batched_tokens {}, encoder_len {}; legal: >= 0",
       max_model_len, max_num_batched_tokens, encoder_len);
   const std::int64_t tokens =
       resident_tokens(*this, max_model_len, max_num_batched_tokens, encoder_len);
-  if (kind == KVCacheKind::kMamba) return page_bytes;
+  if (kind == KVCacheKind::kMamba) return 1;
   std::int64_t pages = ceil_div(tokens, std::int64_t{block_size});
   // A window may begin inside a block, so it can touch one block more than its length needs.
   if (kind == KVCacheKind::kSlidingWindow) ++pages;
-  return checked_mul(to_size(pages), page_bytes, "KVCacheSpec: max_memory_usage_bytes");
+  return pages;
+}
+
+std::size_t KVCacheSpec::max_memory_usage_bytes(std::int64_t max_model_len,
+                                                std::int64_t max_num_batched_tokens,
+                                                std::int64_t encoder_len) const {
+  const std::size_t page_bytes = page_size_bytes();
+  const auto pages =
+      to_size(max_admission_blocks_per_request(max_model_len, max_num_batched_tokens, encoder_len));
+  return checked_mul(pages, page_bytes, "KVCacheSpec: max_memory_usage_bytes");
+}
+
+const KVCacheSpec& KVCacheGroupSpec::spec_of(const std::string& layer) const {
+  for (const auto& [name, own] : layer_specs) {
+    throw_invalid_if(std::ranges::find(layer_names, name) == layer_names.end(),
+                     "KVCacheGroupSpec: layer_specs has a layer '{}', legal: layer_names", name);
+    require_same_tokens(name, own, spec);
+  }
+  const auto own = layer_specs.find(layer);
+  return own == layer_specs.end() ? spec : own->second;
+}
+
+std::size_t KVCacheGroupSpec::page_size_bytes() const {
+  std::size_t all = 0;
+  for (const std::string& layer : layer_names)
+    all = checked_add(all, spec_of(layer).page_size_bytes(), "KVCacheGroupSpec: page_size_bytes");
+  return all;
+}
+
+std::size_t KVCacheGroupSpec::max_memory_usage_bytes(std::int64_t max_model_len,
+                                                     std::int64_t max_num_batched_tokens,
+                                                     std::int64_t encoder_len) const {
+  const std::size_t page_bytes = page_size_bytes();  // checks that layers need equally many pages
+  const auto pages = to_size(
+      spec.max_admission_blocks_per_request(max_model_len, max_num_batched_tokens, encoder_len));
+  return checked_mul(pages, page_bytes, "KVCacheGroupSpec: max_memory_usage_bytes");
 }
 
 void unify_kv_cache_spec_page_size(std::map<std::string, KVCacheSpec>& specs) {

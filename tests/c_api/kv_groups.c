@@ -5,7 +5,7 @@
 
 static void test_layouts(void) {
   const char* layout = "none";
-  EXPECT_OK(clattn_set_kv_cache_layout("HND"));
+  EXPECT_OK(clattn_set_kv_cache_layout("LBHNC"));
   EXPECT_OK(clattn_get_kv_cache_layout(&layout));
   EXPECT(strcmp(layout, "HND") == 0);
   EXPECT_INVALID(clattn_set_kv_cache_layout("DNH"), "DNH");
@@ -42,7 +42,9 @@ static void test_arithmetic(const Fixture* fixture) {
   EXPECT_INVALID(clattn_kv_cache_spec_merge(both, 2, &merged), "");
   window.kind = "windowed";
   EXPECT_INVALID(clattn_kv_cache_spec_page_size_bytes(&window, &bytes),
-                 "spec: kind is windowed, legal: full, sliding_window");
+                 "kind: 'windowed' is not one of full, sliding_window");
+  window.kind = "full_attention";
+  EXPECT_OK(clattn_kv_cache_spec_page_size_bytes(&window, &bytes));
   window.kind = "sliding_window";
   window.reserved = 1;
   EXPECT_UNSUPPORTED(clattn_kv_cache_spec_page_size_bytes(&window, &bytes), "reserved is 1");
@@ -120,6 +122,27 @@ void test_specs(const Fixture* fixture) {
 
 enum { kPageBytes = 2 * 16 * 2 * 64 * 4 };
 
+/* The specs of single layers must keep the tokens that their group's spec says. */
+static void refuse_layer_specs(const Fixture* fixture, const ClattnModel* model,
+                               ClattnKVCacheConfig config) {
+  ClattnKVCacheSpec large = *config.groups[0].spec;
+  const ClattnKVCacheSpec *one[] = {&large}, *none[] = {NULL};
+  ClattnCacheGroup group = config.groups[0];
+  ClattnGroups* groups = NULL;
+  config.groups = &group;
+  config.num_groups = 1;
+  group.layer_specs = none; /* its group's */
+  EXPECT_OK(clattn_groups_create(fixture->context, model, &config, NULL, &groups));
+  clattn_groups_destroy(groups);
+  large.head_size = 128;
+  group.layer_specs = one;
+  EXPECT_INVALID(clattn_groups_create(fixture->context, model, &config, NULL, &groups),
+                 "keeps 16 tokens x 2 heads x 64 of f32, legal: its group's 16 x 2 x 128");
+  large.block_size = 32;
+  EXPECT_INVALID(clattn_groups_create(fixture->context, model, &config, NULL, &groups),
+                 "layer 'layers.0' has block_size 32, legal: spec's 16");
+}
+
 static void refuse_group_calls(const Fixture* fixture, const ClattnModel* model,
                                ClattnKVCacheConfig config, ClattnGroups* groups) {
   const ClattnQueue* const queue = fixture->queue;
@@ -139,6 +162,7 @@ static void refuse_group_calls(const Fixture* fixture, const ClattnModel* model,
   EXPECT_INVALID(clattn_groups_create(fixture->context, model, &config, NULL, &none),
                  "config: tensors is null");
   config.num_tensors = 0;
+  refuse_layer_specs(fixture, model, config);
   config.groups = NULL;
   EXPECT_INVALID(clattn_groups_create(fixture->context, model, &config, NULL, &none),
                  "config: groups is null");
@@ -174,6 +198,7 @@ void test_groups(const Fixture* fixture) {
   ClattnKVCacheSpec specs[3] = {{0}, {0}, {0}};
   ClattnCacheTensor tensors[3] = {{0}, {0}, {0}};
   ClattnCacheGroup groups_of[3] = {{0}, {0}, {0}};
+  const ClattnKVCacheSpec* each_spec[3] = {NULL, NULL, NULL};
   ClattnKVCacheConfig config = {.struct_size = sizeof config};
   ClattnModel* model = NULL;
   ClattnGroups* groups = NULL;
@@ -189,7 +214,8 @@ void test_groups(const Fixture* fixture) {
   for (int i = 0; i < 3; ++i) {
     specs[i].struct_size = sizeof specs[i];
     tensors[i] = (ClattnCacheTensor){4 * kPageBytes, &names[i], 1};
-    groups_of[i] = (ClattnCacheGroup){&names[i], 1, &specs[i]};
+    each_spec[i] = &specs[i];
+    groups_of[i] = (ClattnCacheGroup){&names[i], 1, &specs[i], i == 0 ? NULL : &each_spec[i]};
     if (i == 2) break;
     ClattnLayerConfig layer = layer_config();
     layer.name = names[i];

@@ -97,6 +97,14 @@ void bind_groups(nb::module_& module) {
       "config"_a, "layers"_a, "context"_a, "options"_a = BuilderOptions(),
       "An AttentionGroup with its builder for each group of the configuration.");
   module.def(
+      "select_common_block_size",
+      [](std::int32_t block_size,
+         const std::vector<std::shared_ptr<const AttentionBackend>>& backends) {
+        return select_common_block_size(block_size, backends);
+      },
+      "block_size"_a, "backends"_a,
+      "The tokens of a kernel's page that all backends read and that divides block_size.");
+  module.def(
       "bind_kv_cache",
       [](const nb::dict& kv_caches, nb::handle registry) {
         std::map<std::string, KVCache> caches;

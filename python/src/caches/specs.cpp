@@ -17,14 +17,6 @@ struct Name {
   E value;
   std::string_view name;
 };
-constexpr std::array kKinds = {
-    Name<KVCacheKind>{KVCacheKind::kFull, "full"},
-    Name<KVCacheKind>{KVCacheKind::kSlidingWindow, "sliding_window"},
-    Name<KVCacheKind>{KVCacheKind::kChunkedLocal, "chunked_local"},
-    Name<KVCacheKind>{KVCacheKind::kEncoderOnly, "encoder_only"},
-    Name<KVCacheKind>{KVCacheKind::kCross, "cross"},
-    Name<KVCacheKind>{KVCacheKind::kMamba, "mamba"},
-};
 constexpr std::array kModes = {
     Name<KVQuantMode>{KVQuantMode::kNone, "none"},
     Name<KVQuantMode>{KVQuantMode::kPerTokenHead, "per_token_head"},
@@ -59,10 +51,10 @@ void bind_spec(nb::module_& module) {
       .def_rw("shape", &T::shape, "Of one request.");
   using S = KVCacheSpec;
   Record<S> spec(module, "KVCacheSpec", "What a page of a layer's cache holds.");
-  add_named<kKinds>(spec, "kind", &S::kind,
-                    "full, sliding_window, chunked_local, encoder_only, cross or mamba.");
   add_named<kModes>(spec, "kv_quant_mode", &S::kv_quant_mode, "none or per_token_head.");
-  spec.named("dtype", &S::dtype, parse_dtype, "As stored.")
+  spec.named("kind", &S::kind, parse_kv_cache_kind,
+             "full, sliding_window, chunked_local, encoder_only, cross or mamba.")
+      .named("dtype", &S::dtype, parse_dtype, "As stored.")
       .def_rw("block_size", &S::block_size, "Tokens per page.")
       .def_rw("num_kv_heads", &S::num_kv_heads)
       .def_rw("head_size", &S::head_size)
@@ -73,6 +65,9 @@ void bind_spec(nb::module_& module) {
       .def_rw("page_size_padded", &S::page_size_padded, "Bytes; 0 is the page's own.")
       .def_rw("states", &S::states, "StateTensors, of mamba.")
       .def_prop_ro("page_size_bytes", &S::page_size_bytes)
+      .def("max_admission_blocks_per_request", &S::max_admission_blocks_per_request,
+           "max_model_len"_a, "max_num_batched_tokens"_a, "encoder_len"_a = 0,
+           "Most pages that one request of up to max_model_len tokens holds.")
       .def("max_memory_usage_bytes", &S::max_memory_usage_bytes, "max_model_len"_a,
            "max_num_batched_tokens"_a, "encoder_len"_a = 0,
            "Most bytes that one request of up to max_model_len tokens holds.")
@@ -97,7 +92,14 @@ void bind_config_of_caches(nb::module_& module) {
   using G = KVCacheGroupSpec;
   Record<G>(module, "KVCacheGroupSpec", "Layers that share one block table.")
       .def_rw("layer_names", &G::layer_names)
-      .def_rw("spec", &G::spec, "Of each of them.");
+      .def_rw("spec", &G::spec, "Of each that has none in layer_specs.")
+      .def_rw("layer_specs", &G::layer_specs,
+              "dict of KVCacheSpec: layers whose pages hold the same tokens in other bytes.")
+      .def("spec_of", &G::spec_of, "layer"_a)
+      .def_prop_ro("page_size_bytes", &G::page_size_bytes, "The sum of all layers' pages.")
+      .def("max_memory_usage_bytes", &G::max_memory_usage_bytes, "max_model_len"_a,
+           "max_num_batched_tokens"_a, "encoder_len"_a = 0,
+           "Most bytes of all layers' caches that one request holds.");
   using C = KVCacheConfig;
   Record<C>(module, "KVCacheConfig", "The caches of a model, as an engine lays them out.")
       .def_rw("num_blocks", &C::num_blocks, "Pages of every tensor; 0: what its bytes hold.")

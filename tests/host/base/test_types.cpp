@@ -34,6 +34,25 @@ TEST(Types, NamesSizesAndParsersAgree) {
     EXPECT_EQ(parse_kv_cache_layout(to_string(layout)), layout);
   }
   EXPECT_EQ(to_string(KVCacheLayout::kHND), "HND");
+  for (const std::string_view name :
+       {"full", "sliding_window", "chunked_local", "encoder_only", "cross", "mamba"}) {
+    EXPECT_EQ(to_string(parse_kv_cache_kind(name)), name);
+  }
+}
+
+// Today's names of all dimensions: layers, blocks, heads, tokens, content.
+TEST(Types, S5_LayoutsAndKindsAsVllmNamesThem) {
+  EXPECT_EQ(parse_kv_cache_layout("LBNHC"), KVCacheLayout::kNHD);
+  EXPECT_EQ(parse_kv_cache_layout("LBHNC"), KVCacheLayout::kHND);
+  EXPECT_EQ(error_text([] { parse_kv_cache_layout("BLHNC"); }, ErrorCode::kInvalidArgument),
+            "layout: 'BLHNC' is not one of NHD, HND");
+  EXPECT_EQ(parse_kv_cache_kind("full_attention"), KVCacheKind::kFull);
+  EXPECT_EQ(parse_kv_cache_kind("chunked_local_attention"), KVCacheKind::kChunkedLocal);
+  EXPECT_EQ(parse_kv_cache_kind("encoder_only_attention"), KVCacheKind::kEncoderOnly);
+  EXPECT_EQ(parse_kv_cache_kind("cross_attention"), KVCacheKind::kCross);
+  EXPECT_EQ(error_text([] { parse_kv_cache_kind("mla_attention"); }, ErrorCode::kInvalidArgument),
+            "kind: 'mla_attention' is not one of full, sliding_window, chunked_local, "
+            "encoder_only, cross, mamba");
 }
 
 // M2: as PyTorch and vLLM spell them.

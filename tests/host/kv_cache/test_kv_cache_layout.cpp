@@ -20,7 +20,8 @@ TEST(KVCacheLayoutChoice, A1_4_OverrideThenEnvironmentThenNobody) {
   EXPECT_EQ(choose_kv_cache_layout({}, "HND"), KVCacheLayout::kHND);
   EXPECT_EQ(choose_kv_cache_layout(KVCacheLayout::kNHD, "HND"), KVCacheLayout::kNHD);
   EXPECT_EQ(error_text([] { choose_kv_cache_layout({}, "hnd"); }),
-            "CLATTN_KV_CACHE_LAYOUT: 'hnd' is not one of NHD, HND");
+            "CLATTN_KV_CACHE_LAYOUT: layout: 'hnd' is not one of NHD, HND");
+  EXPECT_EQ(choose_kv_cache_layout({}, "LBHNC"), KVCacheLayout::kHND);
 }
 
 TEST(KVCacheLayoutChoice, A9_6_AnOverrideAfterTheFirstQuestionCounts) {

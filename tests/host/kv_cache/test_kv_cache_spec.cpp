@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
+#include <clattn/compat/vllm_layer.hpp>
 #include <clattn/kv_cache_spec.hpp>
 #include <clattn/registry.hpp>
 #include <functional>
@@ -44,6 +45,29 @@ TEST(KVCacheSpec, MostMemoryOfARequestByKind) {
   EXPECT_EQ(chunked.max_memory_usage_bytes(1000, 32), 6 * kPage);
   EXPECT_EQ(spec(KVCacheKind::kEncoderOnly).max_memory_usage_bytes(1000, 32), 0U);
   EXPECT_EQ(spec(KVCacheKind::kCross).max_memory_usage_bytes(1000, 32, 17), 2 * kPage);
+}
+
+TEST(KVCacheSpec, S5_MostBlocksOfARequest) {
+  KVCacheSpec window = spec(KVCacheKind::kSlidingWindow), chunked = window;
+  window.sliding_window = 64;
+  EXPECT_EQ(window.max_admission_blocks_per_request(1000, 32), 7);
+  chunked.kind = KVCacheKind::kChunkedLocal;
+  chunked.attention_chunk_size = 64;
+  EXPECT_EQ(chunked.max_admission_blocks_per_request(1000, 32), 6);
+  EXPECT_EQ(chunked.max_admission_blocks_per_request(40, 32), 3);
+  EXPECT_EQ(spec(KVCacheKind::kFull).max_admission_blocks_per_request(100, 8192), 7);
+}
+
+TEST(KVCacheSpec, S5_KindsByVllmsNames) {
+  KVCacheSpec latent = spec(KVCacheKind::kFull);
+  latent.use_mla = true;
+  EXPECT_EQ(get_kv_cache_spec_kind(latent), "mla_attention");
+  EXPECT_EQ(get_kv_cache_spec_kind(spec(KVCacheKind::kFull)), "full_attention");
+  EXPECT_EQ(get_kv_cache_spec_kind(spec(KVCacheKind::kSlidingWindow)), "sliding_window");
+  EXPECT_EQ(get_kv_cache_spec_kind(spec(KVCacheKind::kChunkedLocal)), "chunked_local_attention");
+  EXPECT_EQ(get_kv_cache_spec_kind(spec(KVCacheKind::kEncoderOnly)), "encoder_only_attention");
+  EXPECT_EQ(get_kv_cache_spec_kind(spec(KVCacheKind::kCross)), "cross_attention");
+  EXPECT_EQ(get_kv_cache_spec_kind(spec(KVCacheKind::kMamba)), "mamba");
 }
 
 void expect_error(const std::function<void()>& call, const std::string& text) {
@@ -170,6 +194,35 @@ TEST(KVCacheSpec, A7_MergeRefusesDifferentLayers) {
   window.sliding_window = 64;
   other.sliding_window = 128;
   expect_unlike(window, other, "sliding_window: 128 of");
+}
+
+// Layers of other sizes under one block table: a block takes a page of each.
+TEST(KVCacheGroupSpec, S5_UniformTypesShareABlockTable) {
+  clattn::KVCacheGroupSpec group{{"wide", "narrow", "plain"}, spec(KVCacheKind::kSlidingWindow)};
+  group.spec.sliding_window = 64;
+  EXPECT_EQ(group.page_size_bytes(), 3 * kPage);
+  KVCacheSpec wide = group.spec, narrow = group.spec;
+  wide.head_size = 256;
+  narrow.num_kv_heads = 1;
+  group.layer_specs = {{"wide", wide}, {"narrow", narrow}};
+  EXPECT_EQ(group.spec_of("wide"), wide);
+  EXPECT_EQ(group.spec_of("plain"), group.spec);
+  EXPECT_EQ(group.page_size_bytes(), 2 * kPage + kPage / 8 + kPage);
+  EXPECT_EQ(group.max_memory_usage_bytes(1000, 32), 7 * group.page_size_bytes());
+  const auto refuse = [&](auto change, const std::string& text) {
+    clattn::KVCacheGroupSpec other = group;
+    change(other.layer_specs.at("wide"));
+    expect_error([&] { (void)other.spec_of("plain"); },
+                 "KVCacheGroupSpec: layer 'wide' has " + text);
+  };
+  refuse([](KVCacheSpec& s) { s.kind = KVCacheKind::kFull; }, "kind full, legal: spec's sliding_");
+  refuse([](KVCacheSpec& s) { s.block_size = 32; }, "block_size 32, legal: spec's 16");
+  refuse([](KVCacheSpec& s) { s.sliding_window = 32; }, "sliding_window 32, legal: spec's 64");
+  refuse([](KVCacheSpec& s) { s.attention_chunk_size = 8; },
+         "attention_chunk_size 8, legal: spec's 0");
+  group.layer_specs["none"] = wide;
+  expect_error([&] { (void)group.page_size_bytes(); },
+               "KVCacheGroupSpec: layer_specs has a layer 'none', legal: layer_names");
 }
 
 TEST(KVCacheSpec, A7_MergeOfFullLayersKeepsTheOneWindow) {
