@@ -191,6 +191,30 @@ TEST_F(CaptureOfCalls, LengthsThatOnlyTheDeviceKnows) {
       });
 }
 
+/// The case has the rows that requests had on the device, and none of padding.
+TEST_F(CaptureOfCalls, QueryLengthsThatOnlyTheDeviceKnows) {
+  const clattn::KVCache cache = make_cache();
+  const auto impl = backend_.make_impl(context_, config_);
+  clattn::BuilderOptions options;
+  options.num_splits = 3;
+  options.device_seq_lens = options.device_query_lens = true;
+  const auto builder = backend_.make_builder(context_, config_, options);
+  const Arrays bounds(kDecode);
+  const clattn::AttentionMetadata& metadata = builder->build(queue_, bounds.batch());
+  clattn::DeviceErrors errors(*context_, queue_);
+  const std::vector<std::int32_t> starts = {0, 0, 1}, lens = {1100, 600};
+  clattn::update_query_lens(queue_, metadata,
+                            {upload(*context_, queue_, starts), upload(*context_, queue_, lens)},
+                            errors);
+  const clattn::Buffer query = make_rows(2), out = make_rows(2);
+  impl->forward(queue_, {.query = {query.handle()}, .output = {out.handle()}}, cache, metadata);
+  errors.check(queue_);
+  const RunCase again(RunCase::InPlace{}, newest());
+  std::vector<float> row = floats_in(queue_, out);
+  row.resize(row.size() / 2);
+  EXPECT_EQ(again.array<float>("out"), row);
+}
+
 /// Another group's block table, planned by a fast build.
 TEST_F(CaptureOfCalls, APlanThatWasTakenOver) {
   const clattn::KVCache cache = make_cache();
