@@ -265,7 +265,7 @@ static void test_commit(const Fixture* fixture) {
 static void test_spans(const Fixture* fixture) {
   static float output[kRows * kQueryRow], values[kRows * kKeyRow];
   const int32_t spans[] = {0, 4, 5, 7}, last[] = {3, 3, 3, 3, 4, 6, 6, 7};
-  Client client = make_client(fixture, 0);
+  Client client = make_client(fixture, 0, 0);
   ClattnLayerConfig layer = layer_config();
   const ClattnLayerConfig* const layers[] = {&layer};
   ClattnSessionConfig config = {.struct_size = sizeof config};

@@ -112,7 +112,7 @@ TEST_P(GraphMixed, Case40_QueryLengthsOfTheDevice) {
       graph = capture.end();
     }
     Rows host({2, 2, 4}, contexts_of({2, 2, 4}));
-    for (const std::size_t r : {0, 1}) host.lens[r] += 1;
+    for (const std::size_t r : {std::size_t{0}, std::size_t{1}}) host.lens[r] += 1;
     state.prepare_graph_input_buffers(model.queue, kSize, model.batch(host));
     for (const Lens& given : {Lens{3, 1, 4}, Lens{1, 3, 4}, Lens{2, 2, 4}}) {
       const Rows device(given, contexts_of(given));

@@ -178,7 +178,7 @@ TEST(Fuzz, ACaseDependsOnSeedAndNumberAlone) {
 class PlantedFault : public testing::TestWithParam<Fault> {};
 
 TEST_P(PlantedFault, IsFoundAndMadeSmall) {
-  constexpr std::uint64_t kMostCases = 400;
+  constexpr std::uint64_t kMostCases = 1500;
   const auto fails = [](const Recipe& recipe) {
     AttentionCall changed = make_call(recipe);
     if (!GetParam().plant(changed)) return false;
