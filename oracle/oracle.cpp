@@ -87,6 +87,21 @@ bool share_span(const AttentionCase& call, std::int32_t request, std::int32_t p,
   });
 }
 
+/// Where a stored key stands in the sequence that it continues: that of a tree's node is the path
+/// to it.
+std::int32_t place_of(const AttentionCase& call, std::int32_t request, std::int32_t stored) {
+  const auto r = static_cast<std::size_t>(request);
+  if (call.tree_parents.empty()) return stored;
+  const std::vector<std::int32_t>& parents = call.tree_parents[r];
+  const std::int32_t before = call.seq_lens[r] - static_cast<std::int32_t>(parents.size());
+  if (stored < before) return stored;
+  std::int32_t place = before;
+  for (std::int32_t node = parents[static_cast<std::size_t>(stored - before)]; node >= 0;
+       node = parents[static_cast<std::size_t>(node)])
+    ++place;
+  return place;
+}
+
 Row score(const double* query, const Cursor& cursor, std::int32_t seq_len) {
   const AttentionCase& call = cursor.call;
   const auto head = static_cast<std::size_t>(cursor.head);
@@ -103,7 +118,9 @@ Row score(const double* query, const Cursor& cursor, std::int32_t seq_len) {
     size *= std::abs(call.scale);
     if (call.soft_cap > 0) logit = call.soft_cap * std::tanh(logit / call.soft_cap);
     if (!call.alibi_slopes.empty()) {
-      const double bias = call.alibi_slopes[head] * (p - cursor.position);
+      const std::int32_t ahead =
+          place_of(call, cursor.request, p) - place_of(call, cursor.request, cursor.position);
+      const double bias = call.alibi_slopes[head] * ahead;
       logit += bias;
       size += std::abs(bias);
     }

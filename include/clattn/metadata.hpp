@@ -68,8 +68,8 @@ struct CommonAttentionMetadata {
   /// request's first query token reaches may be anything. Only for layers with use_keep_keys.
   std::span<const std::int32_t> keep_keys = {};
   /// Trees of drafts: the newest tokens of a request, in their order in the cache, are the nodes of
-  /// a tree. Such a token sees the keys before the tree, its ancestors and itself; windows and
-  /// chunks count positions along that path. The nodes of request r are the elements
+  /// a tree. Such a token sees the keys before the tree, its ancestors and itself; windows,
+  /// chunks and ALiBi count positions along that path. The nodes of request r are the elements
   /// tree_start_loc[r] to tree_start_loc[r + 1] - 1 of tree_parents: none (no tree), or at least
   /// its query tokens (nodes before these are in the cache already) and at most kMaxTreeNodes. A
   /// request with a tree is causal and has no span. Only for layers with use_trees.

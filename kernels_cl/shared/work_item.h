@@ -44,6 +44,7 @@ typedef struct ClaGapRow {
   int context_begin;
   int kept_end;   /* one past the last kept key; 0: none are kept */
   int tree_begin; /* position of node 0; without a tree, one past the last key */
+  int words;      /* of bits */
 } ClaGapRow;
 
 #define CLA_LISTED (-2147483647 - 1) /* positions, which follow from lengths, are far above */

@@ -107,7 +107,6 @@ void normalise_lists(Recipe& recipe) {
                                      &AttentionConfig::use_first_keys,
                                      &AttentionConfig::use_keep_keys, &AttentionConfig::use_trees})
     config.*use = takes && config.*use;
-  config.use_trees = config.use_trees && config.alibi_slopes.empty();
   if (!config.use_spans) config.span_rule = SpanRule::kWhole;
   config.use_keep_keys = config.use_keep_keys && hides_first_keys(config);
   bool lists = config.use_spans || config.use_directions || config.use_first_keys ||

@@ -96,6 +96,15 @@ class Request:
     parents: list[int] = field(default_factory=list)  #: of the newest tokens, drafts in a tree
 
 
+def _places(keys: int, parents: list[int]) -> np.ndarray:
+    """[keys]: the position of each stored key on the path to it, if the newest are a tree."""
+    places = np.arange(keys)
+    before = keys - len(parents)
+    for node, parent in enumerate(parents):
+        places[before + node] = before if parent < 0 else places[before + parent] + 1
+    return places
+
+
 def _visible_in_tree(
     tokens: int, keys: int, options: Options, request: Request
 ) -> np.ndarray:
@@ -168,7 +177,9 @@ def attention(
     group = num_heads // key.shape[1]
     keys = np.arange(key.shape[0])
     positions = np.arange(tokens) + key.shape[0] - tokens
-    seen = _visible(positions, keys, options, request or Request())
+    request = request or Request()
+    seen = _visible(positions, keys, options, request)
+    places = _places(len(keys), request.parents)
     output = np.zeros((tokens, num_heads, value.shape[2]))
     lse = np.full((tokens, num_heads), -np.inf)
     for head in range(num_heads):
@@ -176,7 +187,9 @@ def attention(
         if options.logits_soft_cap:
             logits = options.logits_soft_cap * np.tanh(logits / options.logits_soft_cap)
         if options.alibi_slopes:
-            logits += options.alibi_slopes[head] * (keys[None, :] - positions[:, None])
+            own = places[positions] if request.parents else positions
+            ahead = places[None, :] - own[:, None]
+            logits += options.alibi_slopes[head] * ahead
         logits = np.where(seen, logits, -np.inf)
         sink = options.sinks[head] if options.sinks else -np.inf
         rows = seen.any(axis=1)

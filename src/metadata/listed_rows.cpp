@@ -261,7 +261,7 @@ void list_rows(const PlannerConfig& config, const RequestRows& request, std::int
     const auto gap_row = to.gap_rows.subspan(to_size(i * ints), to_size(ints));
     std::ranges::fill(gap_row, 0);
     const ClaGapRow gaps = {row.begin, request.kept_end,
-                            tree.empty() ? request.seq_len : tree.begin};
+                            tree.empty() ? request.seq_len : tree.begin, ints - kGapRowInts};
     std::memcpy(gap_row.data(), &gaps, sizeof(gaps));
     if (!tree.empty())
       set_tree_bits(config.window, tree, position + i - tree.begin, gap_row.subspan(kGapRowInts));

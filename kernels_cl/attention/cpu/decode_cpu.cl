@@ -150,9 +150,16 @@ CLA_INLINE cla_vi cla_seen(const ClaState* state, int at, const uchar* allowed) 
 }
 
 // Makes logits of the scores of a step that begins at position `at`.
-CLA_INLINE cla_vf cla_logits(const ClaState* state, const ClaTile* tile, int at, cla_vf s) {
+CLA_INLINE cla_vf cla_logits(const ClaState* state, const ClaTile* tile, int at, int masked,
+                             cla_vf s) {
   if (CLA_DOT) s *= tile->score_unit;
-#if CLA_ALIBI
+#if CLA_ALIBI && CLA_GAPS
+  int ahead[CLA_VEC];
+  for (int i = 0; i < CLA_VEC; ++i)
+    ahead[i] = cla_key_ahead(masked ? state->gap_row[i % CLA_CHUNK] : 0, at + i / CLA_CHUNK,
+                             ((const int*)&state->position)[i]);
+  return cla_adjust_scores(tile->opt, s, state->slope, CLA_CAT(vload, CLA_VEC)(0, ahead));
+#elif CLA_ALIBI
   return cla_adjust_scores(tile->opt, s, state->slope, at - state->position + CLA_LANE_KEYS);
 #else
   return cla_adjust_scores(tile->opt, s, (cla_vf)(0.0f), (cla_vi)(0));
@@ -170,7 +177,7 @@ CLA_INLINE void cla_softmax(ClaState* state, __global const CLA_KV_T* k, __globa
 #pragma unroll
   for (int step = 0; step < CLA_STEPS; ++step) {
     const int at = tile->at + step * CLA_STEP_KEYS;
-    s[step] = cla_logits(state, tile, at, s[step]);
+    s[step] = cla_logits(state, tile, at, masked, s[step]);
     if (masked)
       s[step] = cla_seen(state, at, allowed + step * CLA_VEC) ? s[step] : (cla_vf)(CLA_NEG_BIG);
     largest = cla_max(largest, s[step]);

@@ -57,8 +57,6 @@ void append_engine_reasons(const AttentionConfig& config, std::vector<std::strin
   append_if(reasons, config.use_keep_keys && window.left < 0 && window.chunk == 0,
             "use_keep_keys is true, supported without sliding_window, window_left and "
             "attention_chunk_size: false");
-  append_if(reasons, config.use_trees && !config.alibi_slopes.empty(),
-            "use_trees is true, supported with alibi_slopes: false");
   append_if(reasons, config.use_kv_connector,
             "KV connector not supported: layers call no hooks; an engine may move blocks between "
             "steps (swap_blocks)");

@@ -161,6 +161,63 @@ TEST(CallLists, TreesOfDrafts) {
   }
 }
 
+/// The rows that a query of each node gives which stands behind its path alone.
+std::vector<float> rows_of_paths(const Sequences& tree, const AttentionConfig& layer,
+                                 const std::vector<std::int32_t>& parents, std::int32_t kept) {
+  const std::size_t before = tree.keys() - parents.size();
+  std::vector<float> rows;
+  for (std::size_t node = 0; node < parents.size(); ++node) {
+    std::vector<std::size_t> path;
+    for (auto at = static_cast<std::int32_t>(node); at >= 0;
+         at = parents[static_cast<std::size_t>(at)])
+      path.insert(path.begin(), before + static_cast<std::size_t>(at));
+    Sequences chain(tree.context, {{1, static_cast<std::int32_t>(before + path.size())}});
+    const auto along = [&](const std::vector<float>& all) {
+      const auto width = static_cast<std::ptrdiff_t>(kKVRow);
+      std::vector<float> taken(all.begin(),
+                               all.begin() + static_cast<std::ptrdiff_t>(before) * width);
+      for (const std::size_t at : path) {
+        const auto row = all.begin() + static_cast<std::ptrdiff_t>(at) * width;
+        taken.insert(taken.end(), row, row + width);
+      }
+      return taken;
+    };
+    const auto first = tree.query.begin() + static_cast<std::ptrdiff_t>(node * kRow);
+    chain.q = chain.upload(std::vector<float>(first, first + std::ptrdiff_t{kRow}));
+    chain.k = chain.upload(along(tree.key));
+    chain.v = chain.upload(along(tree.value));
+    AttentionArguments call = chain.call();
+    const std::vector<std::int32_t> keep_keys = {kept};
+    if (kept > 0) call.keep_keys = keep_keys;
+    clattn::attention(chain.queue, call, layer);
+    const std::vector<float> row = chain.download(chain.out);
+    rows.insert(rows.end(), row.begin(), row.end());
+  }
+  return rows;
+}
+
+TEST(CallLists, ADraftsRowIsTheCausalOneOfItsPath) {
+  const std::vector<std::int32_t> parents = {-1, 0, 0, 1, -1, 3, 2, 5, 5, 8}, nodes = {0, 10};
+  for (const std::int32_t window : {0, 3, 8}) {
+    AttentionConfig layer = config();
+    layer.sliding_window = window;
+    layer.alibi_slopes = {0.5F, 0.25F, 0, -0.125F};
+    for (const auto& context : all_contexts()) {
+      const Sequences tree(context, {{10, 33}});
+      AttentionArguments call = tree.call();
+      call.tree_start_loc = nodes;
+      call.tree_parents = parents;
+      const std::vector<std::int32_t> keep_keys = {window > 0 ? 4 : 0};
+      if (window > 0) call.keep_keys = keep_keys;
+      clattn::attention(tree.queue, call, layer);
+      const std::vector<float> got = tree.download(tree.out);
+      const std::vector<float> wanted = rows_of_paths(tree, layer, parents, keep_keys[0]);
+      for (std::size_t i = 0; i < got.size(); ++i)
+        ASSERT_NEAR(got[i], wanted[i], 2e-6) << "window " << window << ", element " << i;
+    }
+  }
+}
+
 TEST(CallLists, AllAtOnceBesideOtherOptions) {
   AttentionConfig layer = config();
   layer.attention_chunk_size = 16;

@@ -130,11 +130,25 @@ TEST_P(Trees, T32_TreesOfAllSizesOverPagesOfAllSizes) {
   }
 }
 
-TEST_P(Trees, WithMaskCapSinksAndOtherLists) {
+TEST_P(Trees, AlibiCountsAlongThePath) {
+  for (const std::int32_t window : {0, 9}) {
+    CaseSpec spec = plain(window);
+    spec.config.alibi_slopes = {0.5F, 0.25F, 0.125F, -0.0625F};
+    spec.requests = mixed();
+    for (const std::int32_t page : {5, 16}) {
+      spec.config.block_size = page;
+      spec.num_splits = page == 5 ? 3 : 0;
+      expect_right(spec);
+    }
+  }
+}
+
+TEST_P(Trees, WithMaskCapSinksAlibiAndOtherLists) {
   CaseSpec spec = plain(40);
   spec.config.custom_mask = spec.config.use_spans = spec.config.use_first_keys = true;
   spec.config.logits_soft_cap = 20;
   spec.config.sinks = {0.5F, -1, 2, 0};
+  spec.config.alibi_slopes = {0.5F, 0.25F, 0.125F, -0.0625F};
   spec.requests = mixed();
   spec.requests[6].spans = {{100, 190}};
   spec.requests[7].first_key = 17;
@@ -142,6 +156,7 @@ TEST_P(Trees, WithMaskCapSinksAndOtherLists) {
   spec.config.attention_chunk_size = 64;
   spec.config.num_heads = 10;  // rows of a tile are heads of several tokens
   spec.config.sinks.assign(10, 0.5F);
+  spec.config.alibi_slopes.assign(10, 0.25F);
   spec.split_policy = clattn::SplitPolicy::kDeterministic;
   expect_right(spec);
 }
