@@ -102,6 +102,39 @@ static void test_prepared(const Fixture* fixture, const Model* model, ClattnGrap
   clattn_graph_state_destroy(clone);
 }
 
+/* A size of four query tokens: a prompt of three and a decode by one graph. */
+static void test_mixed(const Fixture* fixture, const Model* model) {
+  const int32_t starts[] = {0, 3, 4}, lens[] = {18, 5};
+  float eager[4 * (kRowFloats + 8)], replayed[4 * (kRowFloats + 8)];
+  const ClattnStepOptions options = {.struct_size = sizeof options, .graph_mixed = 1};
+  ClattnGraphState* state = NULL;
+  ClattnGraphCapture* capture = NULL;
+  ClattnGraph* graph = NULL;
+  const ClattnStep* step = NULL;
+  ClattnStep* none = NULL;
+  int32_t size = -1;
+  ClattnBatchInfo batch = decode_batch();
+  batch.query_start_loc = starts;
+  batch.seq_lens = lens;
+  EXPECT_INVALID(clattn_step_create(model->layer, &options, &none), "graph_mixed: true, legal");
+  EXPECT_OK(clattn_graph_state_create(model->layer, &options, &state));
+  EXPECT_OK(clattn_graph_state_begin_capture(state, 4));
+  EXPECT_OK(clattn_graph_state_capture_step(state, fixture->queue, 4, &step));
+  EXPECT_OK(clattn_graph_capture_create(fixture->queue, NULL, &capture));
+  EXPECT_OK(clattn_layer_forward(model->layer, fixture->queue, &model->tensors, step));
+  EXPECT_OK(clattn_graph_capture_end(capture, &graph));
+  EXPECT_OK(clattn_graph_state_end_capture(state));
+  EXPECT_OK(clattn_graph_state_begin_step(state, fixture->queue, &batch, &step, &size));
+  EXPECT(size == 4);
+  EXPECT_OK(clattn_graph_replay(graph, fixture->queue, NULL));
+  take(fixture, model, replayed, 4);
+  attend_eagerly(fixture, model, &batch, eager, 4);
+  EXPECT(memcmp(eager, replayed, sizeof eager) == 0);
+  clattn_graph_capture_destroy(capture);
+  clattn_graph_state_destroy(state);
+  clattn_graph_destroy(graph);
+}
+
 static void refuse_graph_calls(const Fixture* fixture, const Model* model, ClattnGraphState* state,
                                const ClattnGraph* graph) {
   ClattnGraphState* none = NULL;
@@ -149,6 +182,7 @@ void test_graphs(const Fixture* fixture) {
   ClattnGraph* graph = record(fixture, &model, state);
   test_replay(fixture, &model, state, graph);
   test_prepared(fixture, &model, state, graph);
+  test_mixed(fixture, &model);
   refuse_graph_calls(fixture, &model, state, graph);
   clattn_graph_state_destroy(state);
   clattn_graph_destroy(graph);
