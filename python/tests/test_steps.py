@@ -132,6 +132,25 @@ def test_recorded_steps(context, queue, random, model):
         clattn.GraphCapture(queue, "none")
 
 
+def test_mixed_batches_are_recorded(context, queue, model, random):
+    options = clattn.BuilderOptions(max_num_reqs=4, num_blocks=8, graph_mixed=True)
+    state = clattn.AttentionState(context, model.backend, model.config, options)
+    query, output = context.allocate(8 * 512), context.allocate(8 * 512)
+    with state.graph_capture(8):
+        metadata = state.graph_capture_get_metadata_for_batch(queue, 8)
+        with clattn.GraphCapture(queue) as capture:
+            model.impl.forward(queue, query, output, model.cache, metadata)
+    batch = clattn.CommonAttentionMetadata([0, 1, 6], [40, 37], TABLE)
+    assert state.begin_forward(queue, batch).graph_batch_size == 8
+    given, got = random.standard_normal((6, 4, 32), np.float32), np.empty((8, 4, 32), np.float32)
+    queue.write(query, given)
+    capture.graph.replay(queue).wait()
+    queue.read(output, got)
+    for rows, table, length in ((slice(0, 1), TABLE[0], 40), (slice(1, 6), TABLE[1], 37)):
+        want, _ = model.want(given[rows], table, length)
+        np.testing.assert_allclose(got[rows], want, atol=2e-5)
+
+
 def test_a_recording_that_fails_is_dropped(context, queue, model):
     capture = clattn.GraphCapture(queue)
     with pytest.raises(ZeroDivisionError), capture:
@@ -161,6 +180,7 @@ def test_groups_of_a_model(context, queue, random):
     groups = clattn.init_attn_backend(config, registry, context)
     assert [group.layer_names for group in groups] == [["layers.0"], ["layers.1"]]
     assert [group.kv_cache_group_id for group in groups] == [0, 1]
+    assert clattn.get_attn_cg_support(groups) == ("always", groups[0].backend.name)
     caches, states = clattn.init_kv_cache(config, registry, groups, context, queue)
     assert len(caches) == 2 and states == {} and layers[0].kv_cache.num_blocks == 4
     common = clattn.CommonAttentionMetadata([0, 3], [3])
@@ -241,7 +261,8 @@ def test_backends_answer(context, model):
     assert "NHD" in backend.supported_layouts and backend.get_required_kv_cache_layout() is None
     layout = clattn.default_kv_cache_layout(backend, context)
     assert layout == backend.preferred_layout(context) and backend.validate_layout(layout) == []
-    assert backend.library == "" and backend.graph_support == "uniform_batch"
+    assert backend.library == "" and backend.graph_support == "always"
+    assert backend.get_cudagraph_support(model.config) == "always"
     assert all(size > 0 for size, _ in backend.get_supported_kernel_block_sizes())
     assert backend.get_preferred_block_size() == 16 and backend.get_preferred_block_size(32) == 32
     assert clattn.select_common_block_size(48, [backend]) == 48
