@@ -195,6 +195,11 @@ TEST(PlannerProperties, PlansWithListsAreCorrectAndWithinBounds) {
       [&] {
         PlannerConfig config = any_config();
         const Batch batch = any_listed_batch(config);
+        if (*rc::gen::arbitrary<bool>()) {
+          config.split_policy = SplitPolicy::kDeterministic;
+          config.num_splits = 0;
+          config.deterministic_split_keys = fit_deterministic_split_keys(config, limits_of(batch));
+        }
         config.gap_split_query_len = fit_gap_split_query_len(config, limits_of(batch));
         if (*rc::gen::arbitrary<bool>())
           config.gap_split_query_len = std::min(config.gap_split_query_len, 5);
