@@ -186,8 +186,8 @@ class Session {
   ///
   /// Throws kOutOfBlocks if too few blocks are free (evict() or finish() some request and try
   /// again), kInvalidArgument for unknown or repeated requests, for max_tokens below 1, for nothing
-  /// to compute, for spans where no layer has use_spans, for drafts that are not as StepRequest says
-  /// or that a former step left, for more than the builder's limits, and what
+  /// to compute, for spans where no layer has use_spans, for drafts that are not as StepRequest
+  /// says or that a former step left, for more than the builder's limits, and what
   /// AttentionMetadataBuilder::build() throws. Then every request has the tokens and blocks that it
   /// had before a step was begun, and there is no current step. A step that is refused, by a limit
   /// or for too few blocks, costs no published block.

@@ -9,7 +9,7 @@
 #include "base/one_thread.hpp"
 #include "kernels/choose/attention_kernels.hpp"
 #include "metadata/page_list.hpp"
-#include "metadata/planner.hpp"
+#include "metadata/plan/planner.hpp"
 #include "metadata/validate.hpp"
 #include "opencl/staging.hpp"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/choose/tuned.hpp"
-#include "metadata/planner.hpp"
+#include "metadata/plan/planner.hpp"
 #include "opencl/runtime.hpp"
 
 namespace clattn::detail {

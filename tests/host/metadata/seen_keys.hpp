@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "host/metadata_batch.hpp"
-#include "metadata/planner.hpp"
+#include "metadata/plan/planner.hpp"
 
 namespace test {
 

@@ -4,7 +4,7 @@
 #include <new>
 
 #include "host/metadata_batch.hpp"
-#include "metadata/planner.hpp"
+#include "metadata/plan/planner.hpp"
 #include "metadata/validate.hpp"
 #include "support/counting_new.hpp"
 

@@ -1,5 +1,5 @@
 
-#include "metadata/plan_model.hpp"
+#include "metadata/plan/plan_model.hpp"
 
 #include <gtest/gtest.h>
 

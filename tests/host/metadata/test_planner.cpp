@@ -1,4 +1,4 @@
-#include "metadata/planner.hpp"
+#include "metadata/plan/planner.hpp"
 
 #include <gtest/gtest.h>
 

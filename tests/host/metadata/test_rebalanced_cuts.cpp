@@ -1,4 +1,4 @@
-#include "metadata/rebalanced_cuts.hpp"
+#include "metadata/plan/rebalanced_cuts.hpp"
 
 #include <gtest/gtest.h>
 

@@ -12,7 +12,7 @@
 
 #include "kernels/choose/attention_kernels.hpp"
 #include "kernels/choose/variants.hpp"
-#include "metadata/planner.hpp"
+#include "metadata/plan/planner.hpp"
 #include "program/bench/cards.hpp"
 #include "support/error_text.hpp"
 #include "tuning/tuning_table.hpp"

@@ -1,7 +1,7 @@
 // Plans for query lengths that only the device knows.
 #include <algorithm>
 
-#include "metadata/planner.hpp"
+#include "metadata/plan/planner.hpp"
 #include "metadata/validate.hpp"
 
 namespace clattn::detail {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <tuple>
 
-#include "metadata/planner.hpp"
+#include "metadata/plan/planner.hpp"
 
 namespace clattn::detail {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "metadata/planner.hpp"
+#include "metadata/plan/planner.hpp"
 #include "metadata/validate.hpp"
 
 namespace clattn::detail {

@@ -9,8 +9,8 @@
 
 #include "base/checked.hpp"
 #include "metadata/listed_rows.hpp"
-#include "metadata/plan_model.hpp"
-#include "metadata/rebalanced_cuts.hpp"
+#include "metadata/plan/plan_model.hpp"
+#include "metadata/plan/rebalanced_cuts.hpp"
 #include "shared/cut.h"
 
 namespace clattn::detail {

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "base/checked.hpp"
-#include "metadata/plan_model.hpp"
+#include "metadata/plan/plan_model.hpp"
 
 namespace clattn::detail {
 

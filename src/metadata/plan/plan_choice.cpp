@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "base/checked.hpp"
-#include "metadata/planner.hpp"
-#include "metadata/rebalanced_cuts.hpp"
+#include "metadata/plan/planner.hpp"
+#include "metadata/plan/rebalanced_cuts.hpp"
 
 namespace clattn::detail {
 namespace {

@@ -2,14 +2,14 @@
 // page boundaries, but only where this makes the launch end earlier, merge included: plan_model.cpp
 // predicts the time without splits and with ever finer ones, and the lowest wins. A candidate is a
 // share of the launch's work: a tile worth n shares is cut into n nearly equal ranges.
-#include "metadata/planner.hpp"
+#include "metadata/plan/planner.hpp"
 
 #include <algorithm>
 #include <string_view>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "metadata/tile_cuts.hpp"
+#include "metadata/plan/tile_cuts.hpp"
 #include "metadata/validate.hpp"
 
 namespace clattn::detail {
