@@ -145,8 +145,10 @@ clattn::Buffer make_mask(const clattn::Context& context, const clattn::Queue& qu
     std::mt19937 random(9000 + spec.requests[r].identity);
     std::bernoulli_distribution visible(spec.mask_density);
     for (std::int64_t token = t.query_start_loc[r]; token < t.query_start_loc[r + 1]; ++token) {
+      const std::int64_t position = t.seq_lens[r] - (t.query_start_loc[r + 1] - token);
       for (std::int64_t p = 0; p < t.seq_lens[r]; ++p) {
-        t.custom_mask[index(token * t.custom_mask_stride + p)] = visible(random) ? 1 : 0;
+        const bool shown = spec.mask_shows_ahead ? p > position : visible(random);
+        t.custom_mask[index(token * t.custom_mask_stride + p)] = shown ? 1 : 0;
       }
     }
   }

@@ -181,7 +181,7 @@ TEST_P(SessionDrafts, ChainsAreAcceptedInFullInPartAndNotAtAll) {
 }
 
 // Of six nodes 0, 2 and 5, behind rejected ones, and other paths.
-TEST_P(SessionDrafts, AcceptedPathsAreTheBitsOfACacheWrittenInOrder) {
+TEST_P(SessionDrafts, P39_AcceptedPathsAreTheBitsOfACacheWrittenInOrder) {
   const std::vector<std::pair<Tokens, Tokens>> paths = {
       {{1, 4}, {502, 505}}, {{0, 2}, {501, 503}}, {{1}, {502}}, {{}, {}}};
   for (const std::int32_t length : {20, 2 * kBlock - 3})

@@ -85,6 +85,26 @@ TEST_P(Masks, W12_EndlessSidesHideNothing) {
     expect_right(mixed_batch(sides, false));
 }
 
+TEST_P(Masks, C35_C36_ChunksWithLookbackAndBothWays) {
+  CaseSpec spec = case_of({-1, -1}, true);
+  spec.config.attention_chunk_size = 4;
+  spec.config.chunk_lookback = 1;
+  expect_rows(spec, {3, 6}, {{0, 6}, {0, 7}, {4, 8}});
+  spec.causal = spec.causal_encoder = false;
+  spec.config.chunk_lookback = 0;
+  expect_rows(spec, {3, 6}, {{4, 7}, {4, 7}, {8, 8}});
+}
+
+// What the mask shows, causality hides: no key is left, and no NaN appears.
+TEST_P(Masks, M38_MasksThatShowOnlyWhatIsHidden) {
+  CaseSpec spec = mixed_batch({1, 0}, true);
+  spec.config.custom_mask = spec.mask_shows_ahead = true;
+  expect_right(spec);
+  spec.config.sinks = {0.5F, -1.0F, 2.0F, 0.0F};
+  expect_right(spec);
+  expect_rows(spec, {3, 2}, {{-1, -1}, {-1, -1}, {-1, -1}});
+}
+
 TEST_P(Masks, ACausalRowSeesNothingAheadWhateverTheRightSide) {
   for (const std::int32_t right : {-1, 0, 1, kMost})
     expect_rows(case_of({2, right}, true), {4, 4}, {{2, 4}, {3, 5}, {4, 6}, {5, 7}});
