@@ -172,8 +172,9 @@ void DeviceErrors::check(cl_command_queue queue) {
       "its pages do not fit paged_kv_indices",
       "its seq_len is less than its query tokens",
       "its seq_len is more than the bound that the step was planned with",
-      "its query tokens are more than decode_threshold or its seq_len bound, or, as those of a "
-      "prefill, not the host's, or lie outside the rows that are its side's",
+      "its query tokens are more than decode_threshold or its seq_len bound, or lie outside the "
+      "rows that the batch gives it and the decodes next to it, or, in a prefill, are not the "
+      "batch's",
       "its seq_len is less than its query tokens, or more than the bound that the step was planned "
       "with"};
   const std::int32_t reason = word & ((1 << CLA_ERROR_BITS) - 1);

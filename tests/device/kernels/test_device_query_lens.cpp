@@ -7,8 +7,8 @@
 #include "device/step_model.hpp"
 #include "support/error_text.hpp"
 
-/// Steps of whose decodes only the device knows how many query tokens they have
-/// (BuilderOptions::device_query_lens, SPEC_MASKS case 40).
+/// Steps with decodes whose numbers of query tokens only the device knows
+/// (BuilderOptions::device_query_lens).
 namespace {
 
 using clattn::SplitPolicy;
@@ -32,7 +32,7 @@ struct Step {
   std::vector<Lens> devices;
 };
 const Step kSteps[] = {
-    // Case 40: two decodes, alone and in front of a prefill.
+    // Two decodes, alone and in front of a prefill.
     {6, {20, 5}, {3, 3}, {{4, 2}, {6, 0}, {0, 6}, {1, 2}, {0, 0}, {3, 3}}},
     {6, {40, 700, 9}, {3, 3, 10}, {{4, 2, 10}, {6, 0, 10}, {0, 6, 10}}},
     // Prefills among decodes: rows are shared out on each side of them.
@@ -114,8 +114,9 @@ TEST_P(DeviceQueryLens, WrongOnesAreReportedAndWriteNothing) {
     std::string reason;
   };
   const std::string rows =
-      "its query tokens are more than decode_threshold or its seq_len bound, or, as those of a "
-      "prefill, not the host's, or lie outside the rows that are its side's";
+      "its query tokens are more than decode_threshold or its seq_len bound, or lie outside the "
+      "rows that the batch gives it and the decodes next to it, or, in a prefill, are not the "
+      "batch's";
   const std::string length =
       "its seq_len is less than its query tokens, or more than the bound that the step was planned "
       "with";
