@@ -53,9 +53,10 @@ struct BuilderOptions {
   /// (graph.hpp) runs the next batch too. Other batches are refused. The memory never moves.
   std::int32_t graph_batch_size = 0;
   /// With graph_batch_size, which then counts query tokens, as does graph_pad_size: a recorded step
-  /// runs any batch of up to that many, prompts, chunks, decodes and drafts together, of up to as
-  /// many requests and no more than limits.max_num_reqs (vLLM: AttentionCGSupport.ALWAYS). Every
-  /// kernel that such a batch may need is launched. Decoders alone, causal.
+  /// runs any batch of at most that many, prompts, chunks, decodes and drafts together, whose
+  /// number of requests exceeds neither that nor limits.max_num_reqs (vLLM:
+  /// AttentionCGSupport.ALWAYS). Every kernel that such a batch may need is launched. For causal
+  /// decoders only.
   bool graph_mixed = false;
   /// Shared by builders whose forward() calls run in order on one queue and whose build() calls do
   /// not overlap: memory for the largest of them instead of the sum. Null = the builder's own.
@@ -70,13 +71,13 @@ struct BuilderOptions {
   /// slot_mapping, common_prefix_len and update_block_table(). Each upload grows by 56 bytes per
   /// work item.
   bool device_seq_lens = false;
-  /// With device_seq_lens: of decodes, the query tokens are known on the device alone, too. Every
+  /// With device_seq_lens: the query lengths of decodes are known on the device alone, too. Every
   /// request that the batch gives up to decode_threshold query tokens may have any number up to it
   /// (vLLM: device-CPU query lens mismatch, which adaptive verification needs), and
   /// update_query_lens() says which. The batch's query_start_loc is exact for the longer requests,
-  /// the prefills; decodes that stand between them share out as many rows as it gives them. Partial
-  /// results get room for decode_threshold rows of each request. kUnsupported if max_num_reqs times
-  /// decode_threshold rows exceed what kMaxWorkspaceBytes holds.
+  /// the prefills; decodes that stand between them share the rows that it gives them together.
+  /// Partial results get room for decode_threshold rows of each request. kUnsupported if
+  /// max_num_reqs times decode_threshold rows exceed what kMaxWorkspaceBytes holds.
   bool device_query_lens = false;
   /// If a step has exactly two launches, and the plan predicts that they end earlier beside each
   /// other, each gets a part of the device. The second goes to an in-order queue of the builder's

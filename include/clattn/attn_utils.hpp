@@ -21,7 +21,8 @@ namespace CLATTN_API clattn {
 std::map<std::string, KVCacheSpec> get_kv_cache_spec(const LayerRegistry& layers);
 
 /// The layers of one KV cache group that have one backend, one spec and one number of query heads,
-/// with one builder and one metadata object per step.
+/// and take the same lists of a batch (use_spans and the like; if any, by one window), with one
+/// builder and one metadata object per step.
 struct AttentionGroup {
   std::int32_t kv_cache_group_id = 0;  ///< index in KVCacheConfig::groups: whose pages it reads
   std::shared_ptr<const AttentionBackend> backend = {};  ///< null of states, as builder
@@ -32,16 +33,15 @@ struct AttentionGroup {
   std::vector<std::string> layer_names = {};  ///< including those that share a cache of the group
 };
 
-/// For each group of `config`, in its order, one group for each backend, spec and number of query
-/// heads that its layers have, in the order of the layers; a layer that attends to another one's
-/// cache is in the KV cache group of that one. For kMamba with spec and names only, which need not
-/// be layers of the registry. Blocks of a group may be several of its layers' blocks, if not
-/// padded. A builder plans for the widest window and the smallest tile among its layers, whose
-/// other options (soft cap, ALiBi, sinks) may differ; all builders share one workspace
-/// (`options.workspace`, or a new one), so that forward() calls of all layers must run in order on
-/// one queue. A builder recommends a cascade only where every layer of its group can. Throws
-/// kInvalidArgument for a layer that does not exist, whose dtype differs from its group's, or whose
-/// cache differs from its spec in the group.
+/// The AttentionGroups of each group of `config`, in its order and in that of the layers; a layer
+/// that attends to another one's cache is in the KV cache group of that one. For kMamba one for
+/// each spec, with spec and names only, which need not be layers of the registry. Blocks of a group
+/// may be several of its layers' blocks, if not padded. A builder plans for the widest window and
+/// the smallest tile among its layers, whose other options (soft cap, ALiBi, sinks) may differ; all
+/// builders share one workspace (`options.workspace`, or a new one), so that forward() calls of all
+/// layers must run in order on one queue. A builder recommends a cascade only where every layer of
+/// its group can. Throws kInvalidArgument for a layer that does not exist, whose dtype differs from
+/// its group's, or whose cache differs from its spec in the group.
 std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
                                               const LayerRegistry& layers,
                                               const std::shared_ptr<Context>& context,
@@ -50,15 +50,17 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
 /// What a model's groups can record.
 struct AttentionCGSupportInfo {
   AttentionCGSupport min_cg_support = AttentionCGSupport::kAlways;  ///< all of them can
-  std::string_view min_cg_attn_backend = {};  ///< of the one that allows least; empty: no group
+  std::string_view min_cg_attn_backend = {};  ///< name of the backend that allows least, valid as
+                                              ///< long as that; empty: no group
 };
 /// Over the groups of init_attn_backend(); those of states have no attention to record.
 AttentionCGSupportInfo get_attn_cg_support(std::span<const AttentionGroup> groups);
 
 /// The tokens of a kernel's page where an allocator's blocks have `block_size` tokens: as many if
-/// every backend takes that, else the largest single size of one of them that divides it and all
-/// take. Throws kInvalidArgument if there is none. Layers are made for that size
-/// (AttentionConfig::block_size), and tables go through map_to_kernel_blocks().
+/// every backend takes pages of that size, else the largest size that a backend takes without its
+/// multiples, that divides block_size and that all take. Throws kInvalidArgument if there is none,
+/// or for a block_size below 1. Layers are made for the result (AttentionConfig::block_size), and
+/// tables go through map_to_kernel_blocks().
 std::int32_t select_common_block_size(
     std::int32_t block_size, std::span<const std::shared_ptr<const AttentionBackend>> backends);
 

@@ -245,7 +245,7 @@ struct DeviceQueryLengths {
 /// are padding: their slots are kPadSlotId, and nothing is written to their outputs and LSEs.
 /// Before the first call the batch's query_start_loc counts, and its bounds as lengths.
 ///
-/// A request whose rows or length are others is noted in `errors`; nothing is written for it, and
+/// A request whose rows or length are illegal is noted in `errors`; nothing is written for it, and
 /// its slots are kPadSlotId. Results have the bits of a step that was built with these lengths as
 /// update_seq_lens() says, if that one runs the same kernel (chosen here for decode_threshold
 /// query tokens) and its splits are the same; kDeterministic splits decodes only where

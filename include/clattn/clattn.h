@@ -180,9 +180,9 @@ typedef struct ClattnStepOptions {
                                    that clattn_update_seq_lens() takes from the device */
   int32_t disable_cascade_attn; /**< other than 0: clattn_step_use_cascade() always says no */
   const struct ClattnWorkspace* workspace; /**< clattn_workspace_create(); NULL = its own */
-  int32_t device_query_lens; /**< other than 0: so are the query tokens of requests that a batch
-                                gives up to decode_threshold, by clattn_update_query_lens();
-                                device_seq_lens is set then, too */
+  int32_t device_query_lens; /**< other than 0: clattn_update_query_lens() also takes the query
+                                lengths of decodes from the device, up to decode_threshold each;
+                                only with device_seq_lens */
   int32_t graph_mixed;       /**< other than 0, for clattn_graph_state_create(): sizes of recorded
                                 steps count query tokens, of any requests (BuilderOptions) */
 } ClattnStepOptions;

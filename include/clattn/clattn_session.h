@@ -83,9 +83,9 @@ CLATTN_C_API ClattnResult clattn_session_fork(ClattnSession* session, int64_t id
 CLATTN_C_API ClattnResult clattn_session_evict(ClattnSession* session, int64_t id);
 /** Ends the request; its blocks become free. */
 CLATTN_C_API ClattnResult clattn_session_finish(ClattnSession* session, int64_t id);
-/** Takes it back to its first `length` tokens, 1 to all of them, and gives up the blocks behind
-   them; what forks and the cache of prefixes hold stays. Not in a step that does not count yet, nor
-   with drafts. */
+/** Takes the request back to its first `length` tokens, 1 to all of them, and gives up the blocks
+   behind them; what other requests hold, and what is published, stays. Refused for a request with
+   drafts and for one in a step that does not count yet. */
 CLATTN_C_API ClattnResult clattn_session_truncate(ClattnSession* session, int64_t id,
                                                   int32_t length);
 
@@ -117,7 +117,8 @@ typedef struct ClattnStepRequest {
   const int32_t* spans;
   size_t num_spans; /**< pairs in spans */
   /** [num_drafts], token ids of guesses at what follows, which are computed, too, and join the
-     request's tokens by clattn_session_accept() alone, before its next step. */
+     request's tokens by clattn_session_accept() alone, before its next step. max_tokens must let
+     all tokens before them be computed. */
   const int32_t* drafts;
   size_t num_drafts; /**< elements of drafts */
   /** [num_drafts]: the number of the earlier draft that each follows, from 0; -1 = the request's
@@ -156,7 +157,7 @@ CLATTN_C_API ClattnResult clattn_session_attend(ClattnSession* session, int32_t 
 CLATTN_C_API ClattnResult clattn_session_commit(ClattnSession* session);
 /** Settles the drafts of the request's last step, once that counts: those of `path`, [num_accepted]
    numbers of drafts of which each follows the one before it and the first the request's last token,
-   join its tokens, the others are dropped. What the model gives after the last of them is the next
+   join its tokens; the others are dropped. What the model gives after the last of them is the next
    step's new token. Asynchronous on the session's queue. */
 CLATTN_C_API ClattnResult clattn_session_accept(ClattnSession* session, int64_t id,
                                                 const int32_t* path, size_t num_accepted);

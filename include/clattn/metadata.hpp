@@ -62,9 +62,9 @@ struct CommonAttentionMetadata {
   /// and hold no new token. Only for layers with use_first_keys.
   std::span<const std::int32_t> first_keys = {};
   /// [num_reqs] or empty: how many keys of a request, from position 0 on, its queries see whatever
-  /// the left side of the window and chunks say, such as sinks or a prompt: 0 … its seq_len, with a
-  /// tree without the tree's. Causality, the right side of the window, first_keys and the dense
-  /// mask hide them as they hide others. Block ids of pages between them and what the window of a
+  /// the left side of the window and chunks say, such as sinks or a prompt: 0 … its seq_len, less
+  /// the nodes of its tree. Causality, the right side of the window, first_keys and the dense mask
+  /// hide them as they hide others. Block ids of pages between them and what the window of the
   /// request's first query token reaches may be anything. Only for layers with use_keep_keys.
   std::span<const std::int32_t> keep_keys = {};
   /// Trees of drafts: the newest tokens of a request, in their order in the cache, are the nodes of
@@ -91,13 +91,13 @@ struct CommonAttentionMetadata {
   static CommonAttentionMetadata of(std::span<const std::int32_t> query_start_loc,
                                     std::span<const std::int32_t> seq_lens,
                                     std::span<const std::int32_t> block_table);
-  /// The first requests alone, with `num_tokens` rows of the query: views of the same arrays (the
-  /// whole slot_mapping), a captured batch without its padding. Throws kInvalidArgument unless
-  /// `num_requests` is 0 … num_reqs and `num_tokens` at least their tokens, at most
-  /// num_actual_tokens.
+  /// The first `num_requests` requests with `num_tokens` rows of the query, such as a captured
+  /// batch without its padding: views of the same arrays, the whole slot_mapping included. Throws
+  /// kInvalidArgument unless num_requests is 0 … num_reqs and num_tokens at least their tokens and
+  /// at most num_actual_tokens.
   CommonAttentionMetadata unpadded(std::int32_t num_tokens, std::int32_t num_requests) const;
   /// [num_reqs], query tokens of each request: differences of query_start_loc. Throws
-  /// kInvalidArgument unless that has num_reqs + 1 elements.
+  /// kInvalidArgument if that has fewer than num_reqs + 1 elements.
   std::vector<std::int32_t> naive_query_lens() const;
 };
 

@@ -66,12 +66,13 @@ struct StepRequest {
   /// that computes tokens of a span names it, and the token ids and the salt of a request have to
   /// determine its spans where prefixes are shared.
   std::vector<std::array<std::int32_t, 2>> spans = {};
-  /// Token ids of guesses at what follows the request's tokens. They are computed with them but
-  /// join them only by accept(), which must come before the request's next step.
+  /// Token ids of guesses at what follows the request's tokens, for steps that max_tokens lets
+  /// compute all of these. They are computed with them but join them only by accept(), which must
+  /// come before the request's next step.
   std::vector<std::int32_t> drafts = {};
   /// [drafts]: the number of the earlier draft that each one follows, from 0; -1 = the request's
-  /// last token. Empty = a chain, each follows the one before it. Other drafts are a tree: for it,
-  /// all layers need use_trees, and the request's rows in the step may be kMaxTreeNodes at most.
+  /// last token. Empty = a chain, each follows the one before it. Other drafts are a tree: it needs
+  /// layers that all have use_trees, and at most kMaxTreeNodes rows of the request in the step.
   std::vector<std::int32_t> draft_parents = {};
 };
 
@@ -160,11 +161,11 @@ class Session {
   /// Ends the request. Its blocks become free; published ones can be found until they are reused.
   void finish(RequestId id);
   /// Takes the request back to its first `length` tokens (text that is rolled back) and gives up
-  /// the blocks behind them. What others hold of these blocks, and what is published, stays; a
-  /// block that the request would then write into is copied first, as after fork(). The next step
-  /// needs a new token if all that are left are computed. Throws kInvalidArgument unless length is
-  /// 1 to the number of tokens, for a request with drafts, and for one in a step that does not
-  /// count yet.
+  /// the blocks behind them. What others hold of these blocks, and what is published, stays; if the
+  /// request would then write into such a block, its next step copies it first, as after fork().
+  /// That step needs a new token if all that are left are computed. Throws kInvalidArgument unless
+  /// length is 1 to the number of tokens, for a request with drafts, and for one in a step that
+  /// does not count yet.
   void truncate(RequestId id, std::int32_t length);
 
   /// All token ids of the request, in a step or not, without drafts; valid until its next step(),

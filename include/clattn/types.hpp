@@ -75,8 +75,7 @@ std::string_view to_string(KVCacheLayout layout);
 /// "LBNHC" is NHD, "LBHNC" HND. Throws kInvalidArgument naming the legal values.
 KVCacheLayout parse_kv_cache_layout(std::string_view name);
 
-/// What one layer keeps per token (vLLM's AttentionSpec family; sizes in bytes, e = bytes per
-/// element), or per request: kMamba.
+/// What one layer keeps per token (vLLM's AttentionSpec family) or, kMamba, per request.
 enum class KVCacheKind : std::uint8_t {
   kFull,
   kSlidingWindow,

@@ -1,6 +1,6 @@
-/* Makes the work items of a step of whose requests only the device knows how many query tokens they
-   have, and how long they are (see cut_tiles.cl). The host planned for the most query tokens of
-   each; here each tile becomes what is left of it:
+/* Makes the work items of a step where only the device knows the requests' query tokens and lengths
+   (see cut_tiles.cl). The host planned for the most query tokens of each request; here each tile
+   becomes what is left of it:
 
      rows    = starts[r] ... starts[r + 1] - 1 of the query tensor
      q_count = those of them that are in the tile; a tile without any keeps its items, without keys,
@@ -25,7 +25,7 @@
 typedef struct ClaRequest {
   int first_row;
   int query_len; /* 0 if it is left out */
-  int fault;     /* why it is: CLA_ERROR_*; 0: it is not */
+  int fault;     /* why it is left out: CLA_ERROR_*; 0: it is not */
 } ClaRequest;
 
 static inline ClaRequest cla_request_of(ClaQueryBounds bounds, int begin, int end, int length) {

@@ -109,8 +109,8 @@ static inline int cla_split_begin(const ClaSplit* tile, ClaTileKeys keys, int pa
 }
 
 /* What remains of a tile that was planned for `planned->query_len` tokens of a request that has
-   `query_len`, the first one in `first_row`. Of a tile without tokens `behind` is below 1; its rows
-   stay what they were, since its item reads them. */
+   `query_len`, the first one in row `first_row`. In a tile without tokens `behind` is below 1; its
+   rows stay what they were, since its item reads them. */
 static inline ClaSplit cla_narrow_tile(const ClaSplit* planned, int first_row, int query_len) {
   ClaSplit tile = *planned;
   const int before = planned->query_len - planned->behind; /* of the request's, the tile's first */
@@ -129,7 +129,7 @@ typedef struct ClaCut {
   ClaTileKeys keys;
 } ClaCut;
 
-/* Of a request of `length` tokens; 0: one that is left out, which sees no key. */
+/* For a request of `length` tokens; 0: one that is left out, which sees no key. */
 static inline ClaCut cla_cut_tile(const ClaSplit* tile, const ClaSight* sight, int length) {
   ClaCut cut = {0, 0, {0, 0}};
   if (tile->behind < 1) return cut;

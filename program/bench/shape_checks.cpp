@@ -73,7 +73,7 @@ void add_spans(BenchShape& shape) {
   if (!any) throw ShapeFault{"span", std::to_string(shape.model.span), "0 in rows without prompts"};
 }
 
-/// What counts positions, which are not those of the tokens' places in a tree, or lists other keys.
+/// Fields that count positions, which in a tree are not the tokens' places, or list other keys.
 constexpr std::array<std::string_view, 9> kNotWithTrees = {
     "sliding_window", "window_left", "window_right",   "attention_chunk_size", "alibi_slopes",
     "attn_type",      "use_spans",   "use_directions", "use_first_keys"};

@@ -153,8 +153,8 @@ const KVCacheSpec& spec_in(const KVCacheGroupSpec& group, const Attention& layer
   return group.spec_of(targets ? layer.options().kv_sharing_target_layer_name : layer.layer_name());
 }
 
-/// Whether two layers may share a plan, which is made for one shape of heads; what it lists of rows
-/// is what one window and one configuration makes of it.
+/// Whether two layers may share a plan, which is made for one shape of heads, and whose listed rows
+/// are made for one window and one choice of lists.
 bool may_share_plan(const Attention& a, const Attention& b) {
   const AttentionConfig &one = a.config(), &other = b.config();
   if (a.get_attn_backend() != b.get_attn_backend() || one.num_heads != other.num_heads ||

@@ -65,7 +65,7 @@ void Session::truncate(RequestId id, std::int32_t length) {
   release_behind(request, request.num_computed);
 }
 
-/// The drafts become the request's, in the step that is being made.
+/// Checks the drafts and makes them the request's, in the step that is being made.
 void Session::take_drafts(const StepRequest& wanted, Scheduled& part) const {
   throw_invalid_if(
       !wanted.draft_parents.empty() && wanted.draft_parents.size() != wanted.drafts.size(),
@@ -94,7 +94,7 @@ void Session::take_drafts(const StepRequest& wanted, Scheduled& part) const {
   if (part.has_tree) check_tree(wanted, part);
 }
 
-/// Whether every layer takes the drafts, which are no chain.
+/// Throws unless every layer takes trees, and one has room for the request's rows.
 void Session::check_tree(const StepRequest& wanted, const Scheduled& part) const {
   for (std::size_t layer = 0; layer < layers_.size(); ++layer)
     throw_invalid_if(!layers_[layer]->config().use_trees,

@@ -127,8 +127,8 @@ void check_keys(const CommonAttentionMetadata& batch, std::string_view field,
   }
 }
 
-/// What the query at a position sees behind the kept keys: its end, and the key with which it
-/// begins; the request's first one if no gap lies between.
+/// What the query at a position sees behind the kept keys. Where no gap lies between, it begins
+/// with the request's first key.
 ClaListedRow row_behind_gap(const PlannerConfig& config, const RequestRows& request,
                             std::int32_t position) {
   const DraftTree& tree = request.tree;

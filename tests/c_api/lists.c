@@ -1,5 +1,5 @@
-/* What a batch says of its requests beyond lengths: directions, spans, first and kept keys, trees.
- */
+/* What a batch says of its requests beyond lengths: directions, spans, first keys, kept keys and
+   trees. */
 #include <math.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 """transformers' masks, as what CLAttn is told of them: padding, and spans.
 
-Windows and causality are the layers' own. A span are tokens that see one another, such as those of
-an image.
+Windows and causality are the layers' own. A span is a run of tokens that see one another, such as
+those of an image.
 """
 
 from collections.abc import Callable

@@ -136,7 +136,7 @@ void PagedBuilder::take_lengths_from_device() {
           : KernelSource{"attention/cut_tiles.cl", "clattn_cut_tiles", group});
 }
 
-/// What no step exceeds; of recorded ones none of that size.
+/// What no step exceeds, or, with a graph_batch_size, no recorded step of that size.
 PlanCounts PagedBuilder::largest_plan(std::int32_t graph_batch_size) const {
   BatchLimits limits = options_.limits;
   std::int32_t max_query_len = std::numeric_limits<std::int32_t>::max();

@@ -51,8 +51,8 @@ struct PlannerConfig {
   /// cuts are rebalanced.
   bool fixed_groups = false;
   /// The longest queries whose tiles are split where a gap follows their kept keys, so that nothing
-  /// in it is read; fit_gap_split_query_len(). Those of longer ones read it, and those of plans
-  /// that split nothing (num_splits 1).
+  /// in it is read; fit_gap_split_query_len(). Tiles of longer ones read it, and so do all tiles of
+  /// plans that split nothing (num_splits 1).
   std::int32_t gap_split_query_len = 0;
   /// The last class takes the requests of the one before it in balanced plans that end earlier so.
   bool last_is_wide = false;
@@ -188,9 +188,9 @@ void sort_items(ItemOrder order, const TileClass& tile, std::span<ClaWorkItem> i
 /// Notes in every split where its item is, once the lists are in order.
 void place_items(const PlanCounts& counts, const PlanOutput& output);
 
-/// Where the query tokens of a batch's requests may stand whose numbers only the device knows, one
-/// request after the other. Requests of up to `most` query tokens may have any number up to it, and
-/// those that follow each other share their rows out anew; longer ones stay as they are.
+/// Where the query tokens of a batch's requests may stand if only the device knows how many there
+/// are, one request after the other. Requests of up to `most` query tokens may have any number up
+/// to it, and those that follow each other share their rows out anew; longer ones stay as they are.
 class QueryBounds {
  public:
   QueryBounds(const CommonAttentionMetadata& batch, std::int32_t most)
@@ -216,8 +216,8 @@ class QueryBounds {
   std::int32_t run_begin_ = 0, run_end_ = 0;  ///< of the requests that share their rows out
 };
 
-/// Makes the items and merges of the splits, which are in their places, those of the batch's own
-/// query tokens, as attention/cut_queries.cl will by the device's.
+/// Changes the items and merges, which stand in their places, to those of the batch's own query
+/// tokens, as attention/cut_queries.cl will to those of the device's.
 void take_query_lens(const PlannerConfig& config, const CommonAttentionMetadata& batch,
                      const PlanCounts& counts, const PlanOutput& output);
 
@@ -244,8 +244,8 @@ inline std::size_t unseen_pages(const ClaSight& sight, std::int32_t query_len,
   return to_size(first) / to_size(sight.page_size);
 }
 
-/// Of a tile whose rows are listed: its keys, as cla_tile_keys() gives those of others. If it may
-/// skip a gap of pages behind kept keys, those before the gap apart.
+/// Keys of a tile whose rows are listed, as cla_tile_keys() gives those of other tiles. If the tile
+/// may skip a gap of pages behind kept keys, those before the gap stand apart.
 struct ListedKeys {
   ClaTileKeys kept;
   ClaTileKeys others;
@@ -255,8 +255,8 @@ ListedKeys listed_tile_keys(const PlannerConfig& config, const RequestRows& requ
 void list_rows(const PlannerConfig& config, const RequestRows& request, std::int32_t position,
                const ListedTile& to);
 
-/// The pages of a request before that of its last query token of which no query sees a key: those
-/// before `first`, and those of the gap behind kept keys, none if it ends before it begins.
+/// The pages of a request, before that of its first query token, of which no query sees a key:
+/// those before `first`, and those of the gap behind kept keys (none if it ends before it begins).
 struct UnseenPages {
   std::size_t first = 0;
   std::size_t gap_begin = 0, gap_end = 0;
@@ -278,9 +278,9 @@ PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limi
 /// the same in every step.
 std::int32_t fit_deterministic_split_keys(const PlannerConfig& config, const BatchLimits& limits);
 
-/// PlannerConfig::gap_split_query_len: all queries, or only those that are decoded a few at a time,
-/// or none, so that two partial rows for each of a batch within `limits` fit. Of configuration and
-/// limits alone.
+/// PlannerConfig::gap_split_query_len: all queries, or those of up to max_split_query_len tokens,
+/// or none, so that two partial rows fit for each query token of a batch within `limits`. Depends
+/// on configuration and limits alone.
 std::int32_t fit_gap_split_query_len(const PlannerConfig& config, const BatchLimits& limits);
 
 }  // namespace clattn::detail

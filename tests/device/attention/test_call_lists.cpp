@@ -161,7 +161,7 @@ TEST(CallLists, TreesOfDrafts) {
   }
 }
 
-/// The rows that a query of each node gives which stands behind its path alone.
+/// The rows that each node's query gives where only its path stands before it.
 std::vector<float> rows_of_paths(const Sequences& tree, const AttentionConfig& layer,
                                  const std::vector<std::int32_t>& parents, std::int32_t kept) {
   const std::size_t before = tree.keys() - parents.size();

@@ -62,7 +62,7 @@ TEST(PaddedBatches, S5_NothingIsReadOrWrittenForPadding) {
       slots.resize(200, std::numeric_limits<std::int64_t>::max());
       for (const bool slots_given : {false, true}) {
         clattn::CommonAttentionMetadata batch = step.batch();
-        batch.num_actual_tokens = 200;  // above the limits, which are the requests' matter
+        batch.num_actual_tokens = 200;  // above the limits, which leave padding out
         if (slots_given) batch.slot_mapping = slots;
         const auto& metadata = padded.builder->build(device.queue, batch);
         EXPECT_EQ(metadata.num_actual_tokens(), 44);

@@ -98,7 +98,7 @@ TEST(Plugin, ChecksWhatItsCallsAreGiven) {
   Step step({4, 2, 8, 4}, 5);
   step.add_request(7, 0, {1, 0});
   clattn::CommonAttentionMetadata padded = step.batch();
-  padded.num_actual_tokens = 9000;  // above the limits, which are the requests' matter
+  padded.num_actual_tokens = 9000;  // above the limits, which leave padding out
   EXPECT_EQ(builder->build(device.queue, padded).num_actual_tokens(), 7);
   const auto& metadata = builder->build(device.queue, step.batch());
   const auto forward = [&](const clattn::AttentionMetadata& built, const clattn::KVCache& where) {
