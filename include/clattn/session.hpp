@@ -219,7 +219,8 @@ class Session {
   /// dropped. `path` holds numbers of drafts: the first follows the request's last token, each
   /// further one the one before it; empty = none is right. What the model gives after the last of
   /// them is the next step's new token. Asynchronous on queue(). Throws kInvalidArgument for a
-  /// request without drafts, for one in a step that does not count yet, and for other paths.
+  /// request without drafts, for one in a step that does not count yet, and for other paths. If
+  /// the driver fails while it moves them, the request is evicted.
   void accept(RequestId id, std::span<const std::int32_t> path);
   /// The same.
   void accept(RequestId id, std::initializer_list<std::int32_t> path) {

@@ -147,7 +147,7 @@ const AttentionMetadata& AttentionState::prepare_graph_input_buffers(
 std::int32_t AttentionState::batch_size_for(const CommonAttentionMetadata& batch) const {
   if (recorded_ == nullptr || !recorded_->can_run_in_graph(batch)) return 0;
   const std::int32_t needed =
-      options_.graph_mixed ? std::max(batch.num_actual_tokens, batch.num_reqs) : batch.num_reqs;
+      options_.graph_mixed ? std::max(detail::token_count(batch), batch.num_reqs) : batch.num_reqs;
   const auto fits = captured_.lower_bound(needed);
   return fits == captured_.end() ? 0 : *fits;
 }

@@ -3,6 +3,7 @@
 #include <clattn/block_pool.hpp>
 #include <clattn/cache_ops.hpp>
 #include <clattn/session.hpp>
+#include <new>
 #include <numeric>
 #include <utility>
 
@@ -144,8 +145,12 @@ void Session::accept(RequestId id, std::span<const std::int32_t> path) {
   try {
     for (const std::int32_t draft : path) request.tokens.push_back(request.drafts[to_size(draft)]);
     move_drafts(request, path);
-  } catch (...) {
+  } catch (const std::bad_alloc&) {  // before anything has moved
     request.tokens.resize(length);
+    throw;
+  } catch (...) {  // some layers' keys may have moved: none of them count
+    request.tokens.resize(length);
+    evict(id);
     throw;
   }
   drop_drafts(request);

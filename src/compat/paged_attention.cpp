@@ -50,7 +50,9 @@ class PackedPagedAttention final : public PagedAttention {
                     kernels_->runtime->context());
     AddResults add;
     if (capturing()) {
-      add = capture_attention({queue, config_, step.batch, step.causal != 0, tensors, &cache, {}});
+      const RunBatch batch(queue, step.batch);
+      add = capture_attention(
+          {queue, config_, batch.record(), step.causal != 0, tensors, &cache, {}});
     }
     LayerCall layer{.k = cache.key, .v = cache.value};
     layer.args.k_offset = cache.key_offset;

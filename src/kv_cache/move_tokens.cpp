@@ -122,9 +122,15 @@ struct ListsAt {
   std::int32_t num_requests = 0;
 };
 
-/// Up to kMaxPlanes planes.
-void move_in_planes(const Context& context, cl_command_queue queue, const TokenPlanes& tokens,
-                    std::span<const Plane> planes, const ListsAt& lists, Event* event) {
+/// A launch that only has to be enqueued.
+struct PlannedMove {
+  detail::KernelLease lease;
+  std::size_t groups, group_size;
+};
+
+/// Of up to kMaxPlanes planes.
+PlannedMove plan_move(const Context& context, const TokenPlanes& tokens,
+                      std::span<const Plane> planes, const ListsAt& lists) {
   const std::int64_t unit = detail::copy_unit(tokens.token, planes, tokens.token_stride);
   const PlaneLayout& token = tokens.token;
   ClaTokenMoves moves{};
@@ -151,18 +157,21 @@ void move_in_planes(const Context& context, cl_command_queue queue, const TokenP
   const std::size_t groups = detail::checked_mul(
       detail::checked_mul(planes.size(), to_size(moves.num_requests), "move_tokens: work"),
       to_size(moves.num_splits), "move_tokens: work");
-  lease.args(moves, lists.src, lists.dst, lists.starts)
-      .enqueue(queue, groups, kernel.group_size, event);
+  lease.args(moves, lists.src, lists.dst, lists.starts);
+  return {std::move(lease), groups, kernel.group_size};
 }
 
 void move_by(const Context& context, cl_command_queue queue, const TokenPlanes& tokens,
              const ListsAt& lists, Event* event) {
+  std::vector<PlannedMove> launches;  // all of them before the first: moving twice moves wrongly
   for (std::size_t first = 0; first < tokens.planes.size(); first += kMaxPlanes) {
     const std::size_t count = std::min(kMaxPlanes, tokens.planes.size() - first);
-    const bool last = first + count == tokens.planes.size();
-    move_in_planes(context, queue, tokens, std::span(tokens.planes).subspan(first, count), lists,
-                   last ? event : nullptr);
+    launches.push_back(
+        plan_move(context, tokens, std::span(tokens.planes).subspan(first, count), lists));
   }
+  for (PlannedMove& launch : launches)
+    launch.lease.enqueue(queue, launch.groups, launch.group_size,
+                         &launch == &launches.back() ? event : nullptr);
 }
 
 /// Writes a case of each layer, if calls are captured.

@@ -99,6 +99,7 @@ CommonAttentionMetadata CommonAttentionMetadata::unpadded(std::int32_t num_token
   cut(batch.num_computed_tokens, 0);
   cut(batch.direction, 0);
   cut(batch.first_keys, 0);
+  cut(batch.keep_keys, 0);
   batch.block_table = detail::first_of(
       block_table, detail::checked_mul<std::int64_t>(num_requests, block_table_stride,
                                                      "num_requests x block_table_stride"));

@@ -88,7 +88,10 @@ ExtendSplit split_decodes_prefills_and_extends(const CommonAttentionMetadata& ba
           r, length, seq_len, is_long ? first_prefill : first_extend, decode_threshold);
     }
   }
-  const auto start = [&](std::int32_t r) { return batch.query_start_loc[to_size(r)]; };
+  // Padding counts with the last requests.
+  const auto start = [&](std::int32_t r) {
+    return r == batch.num_reqs ? batch.num_actual_tokens : batch.query_start_loc[to_size(r)];
+  };
   return {.num_decodes = first_extend,
           .num_extends = first_prefill - first_extend,
           .num_prefills = batch.num_reqs - first_prefill,

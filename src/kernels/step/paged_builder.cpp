@@ -69,6 +69,7 @@ PagedBuilder::PagedBuilder(std::shared_ptr<Context> context,
                        "{}: false (they need {} partial rows, the device has room for {})",
                        limits.max_num_reqs, options_.decode_threshold, open_rows,
                        planner_.max_partial_rows);
+  planner_.max_partial_rows += spare_partial_rows(planner_);
   if (options_.split_policy == SplitPolicy::kDeterministic) {
     // Cuts may not depend on the batch, so the workspace must hold every request's splits at once:
     // only single queries are split, else the bound would make their cuts too long to help.
@@ -290,7 +291,7 @@ bool PagedBuilder::can_run_in_graph(const CommonAttentionMetadata& given) const 
   const std::int32_t max_query_len = validate_queries(batch);
   if (options_.graph_batch_size == 0) return false;
   const GraphSize size = graph_size(options_.graph_batch_size);
-  return batch.num_reqs <= size.num_reqs && batch.num_actual_tokens <= size.num_tokens &&
+  return batch.num_reqs <= size.num_reqs && token_count(batch) <= size.num_tokens &&
          max_query_len <= size.max_query_len && fits_recorded(batch, max_query_len);
 }
 

@@ -332,7 +332,7 @@ void PagedBuilder::bind_view(cl_command_queue queue, const CommonAttentionMetada
   view_.num_splits = static_cast<cl_int>(layout.splits.count);
   view_.lens_at = layout.lens.in_ints();
   view_.num_lens = static_cast<cl_int>(layout.lens.count);
-  view_.bounds_at = layout.bounds.count > 0 ? layout.bounds.in_ints() : -1;
+  view_.bounds_at = options_.device_query_lens ? layout.bounds.in_ints() : -1;
   view_.starts_at = layout.starts.in_ints();
   view_.num_slots = static_cast<cl_int>(layout.slots.count);
   view_.workspace = workspace_.buffer.handle();

@@ -199,7 +199,8 @@ PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limi
     if (config.lists.gaps()) counts.num_gap_ints = to_count(tokens * gap_row_ints(nodes));
   }
   all.merges += longest.merges;
-  all.rows += longest.rows + std::int64_t{limits.max_num_reqs} * config.most_query_len;
+  all.rows += longest.rows + std::int64_t{limits.max_num_reqs} * config.most_query_len +
+              spare_partial_rows(config);
   counts.num_partial_rows = std::min(all.rows, max_rows);
   counts.num_merges = to_count(std::min(
       {all.merges, std::int64_t{limits.max_num_batched_tokens}, counts.num_partial_rows / 2}));

@@ -162,6 +162,7 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
                 const Cutter& cutter, const RebalancedCuts& rebalanced,
                 std::span<const std::int32_t> pages_at, const PlanOutput* output) {
   Tally tally;
+  tally.rows = spare_partial_rows(config);
   if (cutter.is_rebalanced(kRebalancedClass)) {
     tally.items[kRebalancedClass] = rebalanced.num_items();
     ClaWorkItem padding{};
@@ -186,7 +187,8 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
     const bool merges = room > 1 && !config.tiles[tile.tile_class].merges_splits;
     if (output != nullptr) {
       tile.split.pages_at = pages_at[to_size(tile.split.request)];
-      tile.split.first_row = static_cast<std::int32_t>(tally.rows);
+      const bool is_spare = room == 1 && !tile.is_open && spare_partial_rows(config) > 0;
+      tile.split.first_row = is_spare ? 0 : static_cast<std::int32_t>(tally.rows);
       tile.split.merge_at = merges ? output->merge_at(tally.merges) : -1;
       if (tile.listed > 0) {
         const RequestRows rows = rows_of(config.lists, batch, tile.split.request);
@@ -280,6 +282,13 @@ PlanCuts best_cuts(const PlannerConfig& config, const CommonAttentionMetadata& b
 }
 
 }  // namespace
+
+std::int64_t spare_partial_rows(const PlannerConfig& config) {
+  std::int64_t most = 0;
+  for (std::size_t c = 0; config.most_query_len > 0 && c < to_size(config.num_tiles); ++c)
+    most = std::max<std::int64_t>(most, config.tiles[c].max_item_tokens);
+  return most;
+}
 
 PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batch,
                       bool wide) {

@@ -101,6 +101,10 @@ struct PlanCounts {
   bool operator==(const PlanCounts&) const = default;
 };
 
+/// Partial rows in front of all others, for tiles that the device leaves out and that have none of
+/// their own: nobody reads them. None unless query lengths come from the device.
+std::int64_t spare_partial_rows(const PlannerConfig& config);
+
 /// Where a tile whose rows are listed is written.
 struct ListedTile {
   std::span<ClaListedRow> rows;      ///< the first one is the ClaListedItem

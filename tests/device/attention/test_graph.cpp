@@ -376,6 +376,7 @@ TEST(Graph, RecordedStepsAreCausalWhereItMatters) {
   const std::vector<std::int32_t> one{0, 1}, two{0, 2}, lens{9}, table{0};
   auto both_ways = CommonAttentionMetadata::of(one, lens, table);
   both_ways.causal = false;
+  both_ways.num_actual_tokens = 9;  // padding does not count
   EXPECT_TRUE(builder->can_run_in_graph(both_ways));
   EXPECT_EQ(error_text([&] { builder->build(queue, both_ways); }), "no error");
   both_ways = CommonAttentionMetadata::of(two, lens, table);

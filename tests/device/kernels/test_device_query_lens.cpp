@@ -145,6 +145,44 @@ TEST_P(DeviceQueryLens, WrongOnesAreReportedAndWriteNothing) {
   }
 }
 
+// Its tile has no partial rows of its own, and stands in front of decodes that are split.
+TEST_P(DeviceQueryLens, APrefillThatIsLeftOutTouchesNoOther) {
+  const Lens contexts = {0, 700, 300}, lens = {37, 2, 2};
+  for (const auto& context : attention_test::all_contexts()) {
+    const Rows host = bounds_of({3, contexts, lens, {}});
+    Model model(context, config_, contexts, host.starts.back());
+    clattn::DeviceErrors errors(*context, model.queue);
+    for (const std::int32_t splits : {1, 5}) {
+      clattn::BuilderOptions options = model.options(3);
+      options.num_splits = splits;
+      const auto builder = model.backend.make_builder(context, config_, options);
+      const auto& metadata = builder->build(model.queue, model.batch(host));
+      Rows device(lens, contexts);
+      device.lens[0] += 1;  // above its bound
+      model.refill();
+      model.give(metadata, device, errors);
+      model.launch(metadata);
+      EXPECT_NE(error_text([&] { errors.check(model.queue); }).find("request 0 was left out"),
+                std::string::npos);
+      model.expect(device, fmt::format("{} splits", splits), {0});
+    }
+  }
+}
+
+TEST_P(DeviceQueryLens, NoRequestsAreNoError) {
+  const auto& context = attention_test::all_contexts().at(0);
+  Model model(context, config_, {20}, 4);
+  const auto builder = model.backend.make_builder(context, config_, model.options(3));
+  const Rows none({}, {});
+  clattn::DeviceErrors errors(*context, model.queue);
+  const auto& metadata = builder->build(model.queue, model.batch(none));
+  model.refill();
+  model.give(metadata, none, errors);
+  model.launch(metadata);
+  errors.check(model.queue);
+  model.expect(none, "no requests");
+}
+
 // A graph reads rows and lengths that stand on the device by then; rows behind them are padding.
 TEST_P(DeviceQueryLens, Case40_ReplaysReadThemAnew) {
   constexpr std::int32_t kSize = 4, kThreshold = 6;

@@ -54,7 +54,7 @@ TEST(CommonAttentionMetadata, UnpaddedAndQueryLens) {
   auto batch = CommonAttentionMetadata::of(starts, lens, table);
   batch.num_actual_tokens = 16;
   batch.num_computed_tokens = computed;
-  batch.first_keys = first_keys;
+  batch.first_keys = batch.keep_keys = first_keys;
   batch.span_start_loc = span_starts;
   batch.spans = spans;
   batch.tree_start_loc = tree_starts;
@@ -71,6 +71,7 @@ TEST(CommonAttentionMetadata, UnpaddedAndQueryLens) {
   validate_batch(two, 4, -1);
   EXPECT_EQ(one.num_actual_tokens, 3);  // one row of padding
   EXPECT_EQ(one.seq_lens.size() + one.num_computed_tokens.size() + one.first_keys.size(), 3U);
+  EXPECT_EQ(one.keep_keys.size(), 1U);
   EXPECT_EQ(one.spans.size(), 2U);
   EXPECT_EQ(one.tree_parents.size(), 2U);
   EXPECT_EQ(one.direction.size() + one.key_start_loc.size(), 0U);

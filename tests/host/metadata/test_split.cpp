@@ -182,6 +182,18 @@ TEST(SplitExtends, A1_9_DecodesExtendsPrefills) {
   EXPECT_EQ(split3({1, 6, 1, 0}, {3, 0, 0, 0}), (ExtendSplit{1, 0, 3, 1, 0, 7}));
 }
 
+TEST(SplitExtends, PaddingCountsWithTheLastRequests) {
+  const auto padded = [](std::vector<std::int32_t> query_lens, std::vector<std::int32_t> context) {
+    const test::Batch batch = batch_of(std::move(query_lens), std::move(context));
+    CommonAttentionMetadata view = batch.view();
+    view.num_actual_tokens = 20;
+    return split_decodes_prefills_and_extends(view);
+  };
+  EXPECT_EQ(padded({1, 1}, {4, 3}), (ExtendSplit{2, 0, 0, 20, 0, 0}));
+  EXPECT_EQ(padded({1, 6}, {4, 3}), (ExtendSplit{1, 1, 0, 1, 19, 0}));
+  EXPECT_EQ(padded({1, 6, 7}, {4, 3, 0}), (ExtendSplit{1, 1, 1, 1, 6, 13}));
+}
+
 TEST(SplitExtends, A1_9_RefusesAnotherOrder) {
   EXPECT_EQ(error_text([] {
               split3({5, 1}, {0, 8});
