@@ -53,7 +53,8 @@ CASES = [
     Case("directions", MIXED, {"use_directions": True, "use_first_keys": True, "use_spans": True,
                                "window_left": 20, "span_rule": "clip_left"}, said=_SAID),
     Case("kept keys", MIXED, {"use_keep_keys": True, "sliding_window": 24},
-         said=[reference.Request(keep_keys=4 * at) for at in range(len(MIXED))]),
+         said=[reference.Request(keep_keys=min(4 * at, keys))
+               for at, (_, keys) in enumerate(MIXED)]),
     Case("trees", TREES, {"use_trees": True, "sliding_window": 24, "alibi_slopes": _SLOPES}, said=[
         reference.Request(parents=[-1, 0, 0, 1, 1, 3, -1]),
         reference.Request(parents=[-1, 0, 0, 2, 2]),
