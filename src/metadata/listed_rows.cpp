@@ -94,10 +94,12 @@ void check_tree(const CommonAttentionMetadata& batch, std::size_t r,
       "request {}: it has a tree and spans, legal: one of both", r);
   const std::pair<std::string_view, std::span<const std::int32_t>> keys[] = {
       {"first_keys", batch.first_keys}, {"keep_keys", batch.keep_keys}};
-  for (const auto& [field, list] : keys)
-    throw_invalid_if(!list.empty() && list[r] > batch.seq_lens[r] - nodes,
+  for (const auto& [field, list] : keys) {
+    if (list.empty()) continue;
+    throw_invalid_if(list[r] > batch.seq_lens[r] - nodes,
                      "request {}: {} is {}, legal with its tree: 0 … {}", r, field, list[r],
                      batch.seq_lens[r] - nodes);
+  }
 }
 
 void check_trees(const CommonAttentionMetadata& batch) {
