@@ -27,12 +27,13 @@ Rows rows_of(std::string_view name, const TensorRef& tensor, std::int64_t count,
   const auto bytes = static_cast<std::int64_t>(element_size_bytes(dtype));
   const std::int64_t stride = token_stride(tensor, width);
   // What no buffer can hold is refused by the check of its size.
-  std::int64_t end = 0;
-  if (tensor.offset < 0 || __builtin_mul_overflow(stride, count, &end) ||
+  std::int64_t end = 0, stride_bytes = 0;
+  if (tensor.offset < 0 || __builtin_mul_overflow(stride, bytes, &stride_bytes) ||
+      __builtin_mul_overflow(stride, count, &end) ||
       __builtin_add_overflow(end, tensor.offset, &end) ||
       __builtin_add_overflow(end, width, &end) || __builtin_mul_overflow(end, bytes, &end))
     return {name};
-  return {name, tensor.buffer, tensor.offset * bytes, count, stride * bytes, width * bytes};
+  return {name, tensor.buffer, tensor.offset * bytes, count, stride_bytes, width * bytes};
 }
 
 bool share_a_byte(const Rows& a, const Rows& b) {
