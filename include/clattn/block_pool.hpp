@@ -57,6 +57,9 @@ class BlockPool {
   /// Whether publish() was called for the content that the block has. Throws kInvalidArgument for a
   /// block that is not the pool's.
   bool is_published(std::int32_t block) const;
+  /// The number of the published content that the block has: the same for equal content, never used
+  /// again for other content. 0 = none. Throws as is_published().
+  std::uint64_t content_of(std::int32_t block) const;
   /// Adds a holder to each block, which must be held already or be a free one that find_prefix()
   /// named. Throws kInvalidArgument for others, and then shares none.
   void share(std::span<const std::int32_t> blocks);

@@ -118,9 +118,10 @@ typedef struct ClattnBlockPoolInfo {
 /** Fills in `info`, whose struct_size is set. */
 CLATTN_C_API ClattnResult clattn_block_pool_info(const ClattnBlockPool* pool,
                                                  ClattnBlockPoolInfo* info);
-/** How many hold the block, and whether it can be found; either may be NULL. */
+/** How many hold the block, and the number of its published content, the same for equal content
+   (0 = none, so it cannot be found); either may be NULL. */
 CLATTN_C_API ClattnResult clattn_block_pool_block(const ClattnBlockPool* pool, int32_t block,
-                                                  int32_t* reference_count, int32_t* is_published);
+                                                  int32_t* reference_count, uint64_t* content);
 /** Takes `count` free blocks, one holder each, into `blocks`. CLATTN_ERROR_OUT_OF_BLOCKS: fewer are
    free, and none is taken. */
 CLATTN_C_API ClattnResult clattn_block_pool_allocate(ClattnBlockPool* pool, int32_t count,

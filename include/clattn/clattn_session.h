@@ -21,8 +21,9 @@ typedef struct ClattnSession ClattnSession;
 typedef struct ClattnSessionConfig {
   uint32_t struct_size;
   int32_t no_prefix_caching; /**< other than 0: requests that begin alike share no blocks */
-  /** [num_layers]. Backend, KV heads, head size, types and block size are the same for all; equal
-     layers may share one struct. Layers without a name are called "layers.N". */
+  /** [num_layers]. Block size and type of queries are the same for all; equal layers may share one
+     struct. Layers without a name are called "layers.N". Where some layers see all keys, caches of
+     those with a window may be smaller, as clattn::SessionConfig says. */
   const ClattnLayerConfig* const* layers;
   size_t num_layers;    /**< elements of layers */
   int64_t num_blocks;   /**< of each layer's cache; 0 = as many as cache_bytes hold */
@@ -62,13 +63,24 @@ typedef struct ClattnSessionInfo {
   uint32_t struct_size;
   int32_t num_layers;      /**< of the model */
   int32_t block_size;      /**< tokens */
-  int32_t num_blocks;      /**< of each cache */
+  int32_t num_blocks;      /**< of each cache of layers that keep all tokens */
   int32_t num_free_blocks; /**< cached blocks that no request holds included */
-  int32_t reserved;
+  int32_t num_windows;     /**< of layers that give up what their window has left */
 } ClattnSessionInfo;
 /** Fills in `info`, whose struct_size is set. */
 CLATTN_C_API ClattnResult clattn_session_info(const ClattnSession* session,
                                               ClattnSessionInfo* info);
+
+/** The blocks of layers with one window (clattn::WindowBlocks). */
+typedef struct ClattnWindowInfo {
+  uint32_t struct_size;
+  int32_t window;          /**< tokens that a row sees, itself included; of chunks: most */
+  int32_t num_blocks;      /**< of each of their caches */
+  int32_t num_free_blocks; /**< cached blocks that no request holds included */
+} ClattnWindowInfo;
+/** Fills in `info`, whose struct_size is set, for `window` 0 ... num_windows - 1. */
+CLATTN_C_API ClattnResult clattn_session_window_info(const ClattnSession* session, int32_t window,
+                                                     ClattnWindowInfo* info);
 
 /** Adds a request with the token ids of its prompt, at least one; `id` becomes its number. It holds
    the cached blocks with the prompt's beginning. Only requests of one salt share blocks: token ids

@@ -22,12 +22,16 @@ namespace CLATTN_API clattn {
 
 struct AttentionGroup;  // attn_utils.hpp
 struct BlockPair;       // cache_ops.hpp
+struct TokenMoves;      // cache_ops.hpp
 class BlockPool;        // block_pool.hpp
 
 /// What a Session is made from.
 struct SessionConfig {
-  /// One for each layer of the model, of one backend, KV heads, head size, types and block size;
-  /// windows, scales, soft caps and sinks may differ. Layers without a prefix are named "layers.N".
+  /// One for each layer of the model, of one block size and type of queries; all else may differ.
+  /// Layers without a prefix are named "layers.N". Where some layers see all keys, those with a
+  /// window or chunks give up the blocks that they no longer reach: the caches of these layers hold
+  /// what builder.limits.max_num_reqs requests need in a step of max_num_batched_tokens, if that is
+  /// less than num_blocks. Layers with spans that windows do not clip keep all.
   std::vector<AttentionOptions> layers = {};
   std::int64_t num_blocks = 0;  ///< of each layer's cache; 0 = as many as cache_bytes hold
   std::size_t cache_bytes = 0;  ///< of the caches of all layers; not read if num_blocks is given
@@ -45,6 +49,12 @@ struct SessionConfig {
   bool explicit_commit = false;
   /// Limits of a step (num_blocks is the session's own), splits; graph_batch_size must be 0.
   BuilderOptions builder = {};
+};
+
+/// The blocks of a session's layers with one window.
+struct WindowBlocks {
+  std::int32_t window = 0;            ///< tokens that a row sees, itself included; of chunks: most
+  const BlockPool* blocks = nullptr;  ///< the session's
 };
 
 /// A request of a session; no number is used twice.
@@ -124,8 +134,10 @@ class Session {
   const std::shared_ptr<Context>& context() const noexcept { return context_; }
   /// Where attend() enqueues; in order.
   const Queue& queue() const noexcept { return queue_; }
-  /// Who holds which blocks, and how many are free.
-  const BlockPool& blocks() const noexcept { return *pool_; }
+  /// Who holds which blocks, and how many are free, for layers that keep all tokens of a request.
+  const BlockPool& blocks() const noexcept;
+  /// The same for layers that give up what their window has left, one element for each window.
+  std::vector<WindowBlocks> window_blocks() const;
   /// Layers of the model.
   std::int32_t num_layers() const noexcept { return static_cast<std::int32_t>(layers_.size()); }
   /// A layer, to load scales, for reports, or to read its cache.
@@ -173,8 +185,8 @@ class Session {
   std::span<const std::int32_t> tokens(RequestId id) const { return request(id).tokens; }
   /// How many of them have keys and values in the cache, without the current step's.
   std::int32_t num_computed_tokens(RequestId id) const { return request(id).num_computed; }
-  /// Its row of the block table.
-  std::span<const std::int32_t> block_table(RequestId id) const { return request(id).blocks; }
+  /// Its row of the block table of layers that keep all tokens.
+  std::span<const std::int32_t> block_table(RequestId id) const { return request(id).blocks[0]; }
 
   /// Begins a step: adds the new tokens, finds room for what is to be computed, uploads the step's
   /// metadata. Requests may be in any order, each once and with at least one token to compute. A
@@ -228,9 +240,13 @@ class Session {
   }
 
  private:
+  /// The blocks of a request in each group of layers, in the order of its tokens; -1 where the
+  /// group holds none.
+  using BlockTables = std::vector<std::vector<std::int32_t>>;
+  class Pools;
   struct Request {
     std::vector<std::int32_t> tokens = {};
-    std::vector<std::int32_t> blocks = {};
+    BlockTables blocks = {};
     /// Outside of a step `blocks` are those of these tokens, then of the drafts.
     std::int32_t num_computed = 0;
     std::uint64_t cache_salt = 0;
@@ -246,36 +262,45 @@ class Session {
   /// A request in a step that is being made.
   struct Scheduled {
     Request* request = nullptr;  ///< its tokens are the new ones already
-    std::vector<std::int32_t> blocks = {};
+    BlockTables blocks = {};
     std::int32_t num_computed = 0;
     std::int32_t end = 0;      ///< of its tokens that the step computes
     std::int32_t seq_len = 0;  ///< with the drafts, which follow
     bool has_tree = false;     ///< they are no chain
     std::span<const std::array<std::int32_t, 2>> spans = {};  ///< the caller's
   };
+  /// Caches of one shape, which one call copies, of layers that share blocks.
+  struct LayerCaches {
+    std::size_t group = 0;  ///< of pools_
+    std::vector<KVCache> caches = {};
+  };
   class Attempt;
   const Request& request(RequestId id) const;
   void check_no_drafts(std::string_view call, RequestId id) const;
   void check_not_in_step(std::string_view call, RequestId id) const;
   static void drop_drafts(Request& request) noexcept;
-  std::size_t num_blocks_of(std::int32_t num_tokens) const;
-  void release_behind(Request& request, std::int32_t num_tokens);
+  void drop_blocks(Request& request);
   RequestId insert(Request request);
   std::vector<std::unique_ptr<Attention>> make_layers();
-  std::vector<KVCache> make_caches();
+  std::vector<LayerCaches> make_caches();
+  std::unique_ptr<Pools> make_pools() const;
   std::vector<Scheduled> schedule(std::span<const StepRequest> requests, Attempt& attempt);
   void share_known(Scheduled& part, Attempt& attempt) const;
   void take_drafts(const StepRequest& wanted, Scheduled& part) const;
   void check_tree(const StepRequest& wanted, const Scheduled& part) const;
   void list_rows(std::span<const Scheduled> scheduled);
   void check_spans(const StepRequest& wanted) const;
-  std::vector<BlockPair> take_blocks(std::span<Scheduled> scheduled, Attempt& attempt) const;
+  std::vector<BlockPair> take_blocks(std::span<Scheduled> scheduled, std::size_t group,
+                                     Attempt& attempt) const;
+  BlockTables block_tables(std::span<const Scheduled> scheduled) const;
   void build(std::span<const Scheduled> scheduled);
   void check_turn(std::int32_t index, const AttentionTensors& tensors) const;
   void complete_step();
   void give_up_step();
   void set_computed(Request& request, std::int32_t num_computed);
   void move_drafts(const Request& request, std::span<const std::int32_t> path) const;
+  void copy_blocks(std::size_t group, std::span<const BlockPair> pairs) const;
+  void move_tokens(std::size_t group, const TokenMoves& moves) const;
 
   std::shared_ptr<Context> context_;
   Queue queue_;
@@ -284,8 +309,9 @@ class Session {
   std::vector<std::unique_ptr<Attention>> layers_;
   std::vector<AttentionGroup> groups_;  ///< of layers that run one plan
   std::vector<std::size_t> group_of_;   ///< [layers]
-  std::vector<KVCache> caches_;
-  std::unique_ptr<BlockPool> pool_;  ///< takes memory of the host only after the device had enough
+  std::vector<LayerCaches> caches_;
+  /// Takes memory of the host only after the device had enough.
+  std::unique_ptr<Pools> pools_;
   std::map<RequestId, Request> requests_;
   RequestId next_id_ = 0;
   Step step_;

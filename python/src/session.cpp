@@ -114,7 +114,17 @@ void bind_requests(nb::class_<Session>& session) {
       .def_prop_ro(
           "blocks", [](const Session& self) -> const BlockPool& { return self.blocks(); },
           nb::rv_policy::reference_internal,
-          "The BlockPool: who holds which blocks. To be read; the session changes it.")
+          "The BlockPool of layers that keep all tokens. To be read; the session changes it.")
+      .def(
+          "window_blocks",
+          [](const Session& self) {
+            std::vector<std::pair<std::int32_t, const BlockPool*>> all;
+            for (const auto& [window, blocks] : self.window_blocks())
+              all.emplace_back(window, blocks);
+            return all;
+          },
+          nb::rv_policy::reference_internal,
+          "(window, BlockPool) of layers that give up what their window has left.")
       .def_prop_ro("num_blocks", [](const Session& self) { return self.blocks().num_blocks(); })
       .def_prop_ro("num_free_blocks", [](const Session& self) { return self.blocks().num_free(); });
 }

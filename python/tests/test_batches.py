@@ -206,6 +206,7 @@ def test_block_pool():
     pool.publish([1, 2, 3, 4], blocks, cache_salt=7)
     assert pool.find_prefix([1, 2, 3, 9], 7) == blocks[:1] and pool.find_prefix([1, 2]) == []
     assert pool.is_published(blocks[0]) and pool.num_used == pool.peak_used == 2
+    assert 0 < pool.content_of(blocks[0]) < pool.content_of(blocks[1])
     pool.share(np.array(blocks))
     assert pool.reference_count(blocks[1]) == 2
     pool.release(blocks)

@@ -52,6 +52,18 @@ def session(context):
     return clattn.Session(context, layers, num_blocks=12)
 
 
+def test_layers_with_a_window_give_up_blocks(context):
+    layers = [clattn.AttentionOptions(**OPTIONS, sliding_window=window) for window in (0, 8)]
+    limits = clattn.BuilderOptions(max_num_reqs=1, max_num_batched_tokens=32)
+    session = clattn.Session(context, layers, num_blocks=64, builder=limits)
+    ((window, blocks),) = session.window_blocks()
+    assert (window, blocks.num_blocks) == (8, 2 + 1 + 3)
+    request = session.add(range(100))
+    while session.num_computed_tokens(request) < 100:
+        attend(session, session.step([clattn.StepRequest(id=request, max_tokens=32)]))
+    assert (session.blocks.num_used, blocks.num_used) == (7, 2)
+
+
 def run(session, *requests):
     step = session.step([clattn.StepRequest(**request) for request in requests])
     outputs = attend(session, step)

@@ -50,7 +50,7 @@ void check_member(const Attention& layer, const Attention& first, const KVCacheS
   };
   require_same("dtype", to_string(config.dtype), to_string(common.dtype));
   require_same("attn_type", to_string(config.attn_type), to_string(common.attn_type));
-  if (config.use_mla) require_same("rope_dim", config.rope_dim, common.rope_dim);
+  if (config.use_mla && common.use_mla) require_same("rope_dim", config.rope_dim, common.rope_dim);
   const KVCacheSpec own = spec_of(layer.config());
   require_same("use_mla", own.use_mla, spec.use_mla);
   // The allocator's blocks may be several of the kernels'.
@@ -158,7 +158,7 @@ const KVCacheSpec& spec_in(const KVCacheGroupSpec& group, const Attention& layer
 bool may_share_plan(const Attention& a, const Attention& b) {
   const AttentionConfig &one = a.config(), &other = b.config();
   if (a.get_attn_backend() != b.get_attn_backend() || one.num_heads != other.num_heads ||
-      detail::page_spec(one) != detail::page_spec(other) ||
+      detail::page_spec(one) != detail::page_spec(other) || one.rope_dim != other.rope_dim ||
       detail::lists_of(one) != detail::lists_of(other)) {
     return false;
   }

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "attention/session_pools.hpp"
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture_pause.hpp"
@@ -38,41 +39,41 @@ std::shared_ptr<Context> not_null(std::shared_ptr<Context> context) {
 /// A step that is being made: unless it is kept, it is given up and its blocks go back.
 class Session::Attempt {
  public:
-  explicit Attempt(Session& session) : session_(session) {}
+  explicit Attempt(Session& session)
+      : session_(session), returning_(pools().num_groups()), replaced_(pools().num_groups()) {}
   Attempt(const Attempt&) = delete;
   Attempt& operator=(const Attempt&) = delete;
   ~Attempt() {
-    session_.pool_->release(returning_);
+    for (std::size_t group = 0; group < returning_.size(); ++group)
+      pools().release(group, returning_[group]);
     if (!kept_) session_.give_up_step();
   }
 
-  void share(std::span<const std::int32_t> blocks) {
-    returning_.reserve(returning_.size() + blocks.size());
-    session_.pool_->share(blocks);
-    returning_.insert(returning_.end(), blocks.begin(), blocks.end());
+  void share(const BlockTables& blocks) {
+    for (std::size_t group = 0; group < blocks.size(); ++group) {
+      returning_[group].reserve(returning_[group].size() + blocks[group].size());
+      pools().share(group, blocks[group]);
+      returning_[group].insert(returning_[group].end(), blocks[group].begin(), blocks[group].end());
+    }
   }
-  std::vector<std::int32_t> allocate(std::size_t count) {
-    const BlockPool& pool = *session_.pool_;
-    if (count > to_size(pool.num_free()))
-      throw Error(ErrorCode::kOutOfBlocks,
-                  fmt::format("Session: the step needs {} more blocks, {} of {} are free; evict() "
-                              "or finish() a request",
-                              count, pool.num_free(), pool.num_blocks()));
-    returning_.reserve(returning_.size() + count);
-    std::vector<std::int32_t> blocks = session_.pool_->allocate(to_int(count));
-    returning_.insert(returning_.end(), blocks.begin(), blocks.end());
+  std::vector<std::int32_t> allocate(std::size_t group, std::size_t count) {
+    returning_[group].reserve(returning_[group].size() + count);
+    std::vector<std::int32_t> blocks = pools().allocate(group, count);
+    returning_[group].insert(returning_[group].end(), blocks.begin(), blocks.end());
     return blocks;
   }
   /// A block that the step no longer holds if it is kept.
-  void replace(std::int32_t block) { replaced_.push_back(block); }
+  void replace(std::size_t group, std::int32_t block) { replaced_[group].push_back(block); }
   void keep() noexcept {
     returning_.swap(replaced_);
     kept_ = true;
   }
 
  private:
+  Pools& pools() const { return *session_.pools_; }
+
   Session& session_;
-  std::vector<std::int32_t> returning_, replaced_;
+  BlockTables returning_, replaced_;
   bool kept_ = false;
 };
 
@@ -82,93 +83,16 @@ Session::Session(std::shared_ptr<Context> context, Queue queue, SessionConfig co
       config_(std::move(config)),
       layers_(make_layers()),
       caches_(make_caches()),
-      pool_(std::make_unique<BlockPool>(to_int(caches_.front().num_blocks),
-                                        caches_.front().block_size)) {}
+      pools_(make_pools()) {}
 
 Session::Session(SessionConfig config, std::string_view device)
     : Session(Context::create(device), Queue(), std::move(config)) {}
 
 Session::~Session() = default;
 
-std::vector<std::unique_ptr<Attention>> Session::make_layers() {
-  throw_invalid_if(config_.layers.empty(), "Session: layers is empty, legal: one for each layer");
-  throw_invalid_if(config_.builder.graph_batch_size != 0,
-                   "Session: builder.graph_batch_size is {}, legal: 0",
-                   config_.builder.graph_batch_size);
-  const auto progress = std::exchange(config_.progress, nullptr);
-  std::vector<std::unique_ptr<Attention>> layers;
-  const auto tell = [&] {
-    if (progress) progress(to_int(layers.size()), to_int(config_.layers.size()));
-  };
-  tell();
-  for (AttentionOptions options : config_.layers) {
-    if (options.prefix.empty()) options.prefix = fmt::format("layers.{}", layers.size());
-    if (options.config.custom_mask) config_.prefix_caching = false;
-    layers.push_back(std::make_unique<Attention>(context_, registry_, std::move(options)));
-    tell();
-  }
-  return layers;
-}
-
-/// Makes the group, too.
-std::vector<KVCache> Session::make_caches() {
-  const auto specs = get_kv_cache_spec(registry_);
-  // All layers read one block table, whatever their windows: blocks that have left one are kept.
-  const KVCacheSpec common = detail::whole_spec(specs.begin()->second);
-  const std::size_t page_bytes = common.page_size_bytes();
-  const std::size_t block_bytes = detail::checked_mul(specs.size(), page_bytes, "bytes of a block");
-  const std::int64_t num_blocks = config_.num_blocks == 0
-                                      ? static_cast<std::int64_t>(config_.cache_bytes / block_bytes)
-                                      : config_.num_blocks;
-  throw_invalid_if(num_blocks < 1 || num_blocks > BlockPool::kMaxBlocks,
-                   "Session: num_blocks is {} and cache_bytes {}, legal: 1 to {} blocks; a block "
-                   "takes {} bytes over all layers",
-                   config_.num_blocks, config_.cache_bytes, BlockPool::kMaxBlocks, block_bytes);
-  KVCacheConfig config{.num_blocks = num_blocks, .tensors = {}, .groups = {{{}, common}}};
-  for (const auto& [name, spec] : specs) {
-    config.groups[0].layer_names.push_back(name);
-    config.tensors.push_back({to_size(num_blocks) * page_bytes, {name}});
-  }
-  BuilderOptions options = config_.builder;
-  options.limits.num_blocks = config.num_blocks;
-  groups_ = init_attn_backend(config, registry_, context_, options);
-  for (const AttentionGroup& group : groups_)
-    throw_invalid_if(group.backend != groups_[0].backend,
-                     "Session: layers have backends {} and {}, legal: one",
-                     groups_[0].backend->name(), group.backend->name());
-  for (const std::unique_ptr<Attention>& layer : layers_) {
-    const auto is_of = [&](const AttentionGroup& group) {
-      return std::ranges::find(group.layer_names, layer->layer_name()) != group.layer_names.end();
-    };
-    group_of_.push_back(to_size(std::ranges::find_if(groups_, is_of) - groups_.begin()));
-  }
-  std::vector<KVCache> caches;
-  for (const KVCache* cache :
-       init_kv_cache(config, registry_, groups_, *context_, queue_, config_.layout)) {
-    caches.push_back(*cache);
-  }
-  return caches;
-}
-
 Attention& Session::layer(std::int32_t index) const {
   detail::check_between("Session: layer", index, 0, num_layers() - 1);
   return *layers_[to_size(index)];
-}
-
-void Session::warm_up(const std::function<void(std::int32_t, std::int32_t)>& progress) {
-  const detail::CapturePause pause;              // no calls of the application's
-  if (next_id_ == 0 && pool_->num_blocks() > 1)  // no block holds anything yet
-    copy_blocks(*context_, queue_, caches_, std::array{BlockPair{0, 1}});
-  if (layers_[0]->config().use_trees) {  // a token moves onto itself
-    const std::array slot{std::int64_t{0}};
-    move_tokens(*context_, queue_, caches_, TokenMoves{slot, slot, std::array{0, 1}});
-  }
-  for (std::int32_t done = 0; done < num_layers(); ++done) {
-    if (progress) progress(done, num_layers());
-    layer(done).warm_up(queue_);
-  }
-  queue_.finish();
-  if (progress) progress(num_layers(), num_layers());
 }
 
 const Session::Request& Session::request(RequestId id) const {
@@ -183,30 +107,36 @@ const Session::Request& Session::request(RequestId id) const {
 /// The request holds its blocks from here on, which are held or found already.
 RequestId Session::insert(Request request) {
   const auto place = requests_.emplace_hint(requests_.end(), next_id_, std::move(request));
-  pool_->share(place->second.blocks);
+  pools_->share(place->second.blocks);
   return next_id_++;
 }
 
 RequestId Session::add(std::span<const std::int32_t> prompt, std::uint64_t cache_salt) {
   throw_invalid_if(prompt.empty(), "Session: the prompt has 0 tokens, legal: at least 1");
   Request request{.tokens = {prompt.begin(), prompt.end()}, .cache_salt = cache_salt};
+  request.blocks.resize(pools_->num_groups());
   if (config_.prefix_caching)
-    request.blocks = pool_->find_prefix(prompt.first(prompt.size() - 1), cache_salt);
-  request.num_computed = to_int(request.blocks.size()) * pool_->block_size();
+    request.blocks = pools_->find(prompt.first(prompt.size() - 1), cache_salt, request.blocks);
+  request.num_computed = to_int(request.blocks[0].size()) * pools_->block_size();
   return insert(std::move(request));
 }
 
 RequestId Session::fork(RequestId id) {
   check_no_drafts("fork", id);
   Request copy = request(id);
-  copy.blocks.resize(num_blocks_of(copy.num_computed));
+  for (auto& blocks : copy.blocks) blocks.resize(pools_->num_blocks_of(copy.num_computed));
   return insert(std::move(copy));
 }
 
+/// Its tokens are to be computed again.
+void Session::drop_blocks(Request& request) {
+  pools_->release_behind(request.blocks, 0);
+  request.num_computed = 0;
+}
+
 void Session::evict(RequestId id) {
-  pool_->release(request(id).blocks);
-  requests_[id].blocks.clear();
-  requests_[id].num_computed = 0;
+  static_cast<void>(request(id));  // throws unless there is one
+  drop_blocks(requests_[id]);
   drop_drafts(requests_[id]);
   for (Advance& entry : advancing_)
     if (entry.id == id) entry.num_computed_after = 0;
@@ -253,17 +183,17 @@ std::vector<Session::Scheduled> Session::schedule(std::span<const StepRequest> r
 /// own. The last token is left, as its query is wanted.
 void Session::share_known(Scheduled& part, Attempt& attempt) const {
   const auto tokens = std::span(part.request->tokens).first(part.request->tokens.size() - 1);
-  const std::size_t held = part.blocks.size();
-  const std::size_t block_size = to_size(pool_->block_size());
-  if (!config_.prefix_caching || to_size(part.num_computed) != held * block_size ||
-      tokens.size() / block_size <= held) {
-    return;
+  const auto held = to_int(part.blocks[0].size()) * pools_->block_size();
+  if (!config_.prefix_caching || part.num_computed != held) return;
+  const BlockTables known = pools_->find(tokens, part.request->cache_salt, part.blocks);
+  if (known[0].empty()) return;
+  attempt.share(known);
+  for (std::size_t group = 0; group < known.size(); ++group) {
+    part.blocks[group].resize(known[group].size(), -1);
+    for (std::size_t block = 0; block < known[group].size(); ++block)
+      if (known[group][block] >= 0) part.blocks[group][block] = known[group][block];
   }
-  const std::vector<std::int32_t> known = pool_->find_prefix(tokens, part.request->cache_salt);
-  if (known.size() <= held) return;
-  attempt.share(std::span(known).subspan(held));
-  part.blocks.insert(part.blocks.end(), known.begin() + to_int(held), known.end());
-  part.num_computed = to_int(part.blocks.size()) * pool_->block_size();
+  part.num_computed = to_int(known[0].size()) * pools_->block_size();
 }
 
 /// Fills in step_ but for its metadata, and checks it: a step that is too large is refused before
@@ -291,26 +221,32 @@ void Session::list_rows(std::span<const Scheduled> scheduled) {
                           config_.builder.limits);
 }
 
-/// Gives each part the blocks that it lacks, and a block of its own for one that it would write
-/// into although others hold it or may find it: those pairs are to be copied before anything is
-/// stored.
-std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled,
+/// Gives each part the blocks of the group that it lacks, and a block of its own for one that it
+/// would write into although others hold it or may find it: those pairs are to be copied before
+/// anything is stored.
+std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled, std::size_t group,
                                             Attempt& attempt) const {
-  const std::int32_t block_size = pool_->block_size();
+  const BlockPool& pool = pools_->pool(group);
   std::unordered_map<std::int32_t, std::int32_t> leaving;  // holders that get a copy, by block
   std::vector<std::int32_t*> replaced;
   std::size_t missing = 0;
   for (Scheduled& part : scheduled) {
-    missing += num_blocks_of(part.seq_len) - part.blocks.size();
-    if (part.num_computed % block_size == 0) continue;
-    std::int32_t& block = part.blocks[to_size(part.num_computed / block_size)];
-    if (pool_->reference_count(block) - leaving[block] == 1 && !pool_->is_published(block))
-      continue;
+    missing += pools_->num_blocks_of(part.seq_len) - part.blocks[group].size();
+    if (part.num_computed % pool.block_size() == 0) continue;
+    std::int32_t& block = part.blocks[group][to_size(part.num_computed / pool.block_size())];
+    if (pool.reference_count(block) - leaving[block] == 1 && !pool.is_published(block)) continue;
     ++leaving[block];
-    attempt.replace(block);
+    attempt.replace(group, block);
     replaced.push_back(&block);
   }
-  const std::vector<std::int32_t> fresh = attempt.allocate(missing + replaced.size());
+  missing += replaced.size();
+  if (missing > to_size(pool.num_free()))
+    throw Error(ErrorCode::kOutOfBlocks,
+                fmt::format("Session: the step needs {} more blocks{}, {} of {} are free; evict() "
+                            "or finish() a request",
+                            missing, group == 0 ? "" : " of layers with a window", pool.num_free(),
+                            pool.num_blocks()));
+  const std::vector<std::int32_t> fresh = attempt.allocate(group, missing);
   auto next = fresh.begin();
   std::vector<BlockPair> copies;
   for (std::int32_t* block : replaced) {
@@ -318,7 +254,8 @@ std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled,
     *block = *next++;
   }
   for (Scheduled& part : scheduled) {
-    while (part.blocks.size() < num_blocks_of(part.seq_len)) part.blocks.push_back(*next++);
+    auto& blocks = part.blocks[group];
+    while (blocks.size() < pools_->num_blocks_of(part.seq_len)) blocks.push_back(*next++);
   }
   return copies;
 }
@@ -328,9 +265,11 @@ const Step& Session::step(std::span<const StepRequest> requests) {
   Attempt attempt(*this);
   std::vector<Scheduled> scheduled = schedule(requests, attempt);
   list_rows(scheduled);
-  const std::vector<BlockPair> copies = take_blocks(scheduled, attempt);
+  std::vector<std::vector<BlockPair>> copies;
+  for (std::size_t group = 0; group < pools_->num_groups(); ++group)
+    copies.push_back(take_blocks(scheduled, group, attempt));
   build(scheduled);
-  copy_blocks(*context_, queue_, caches_, copies);
+  for (std::size_t group = 0; group < copies.size(); ++group) copy_blocks(group, copies[group]);
   attended_.assign(layers_.size(), false);
   for (Scheduled& part : scheduled) part.request->blocks.swap(part.blocks);  // nothing throws now
   attempt.keep();
@@ -392,7 +331,7 @@ void Session::give_up_step() {
     Request& request = requests_[entry.id];
     request.tokens.resize(entry.num_tokens_before);
     drop_drafts(request);
-    release_behind(request, request.num_computed);
+    pools_->release_behind(request.blocks, request.num_computed);
   }
   advancing_.clear();
   attended_.clear();

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "attention/session_pools.hpp"
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "metadata/tree_rows.hpp"
@@ -34,23 +35,12 @@ void Session::check_not_in_step(std::string_view call, RequestId id) const {
       "{}: request {} is in a step that does not count yet, legal: one that is in none", call, id);
 }
 
-/// Blocks that hold this many tokens.
-std::size_t Session::num_blocks_of(std::int32_t num_tokens) const {
-  return to_size(detail::ceil_div(num_tokens, pool_->block_size()));
-}
-
-/// Gives up the blocks behind the request's first tokens.
-void Session::release_behind(Request& request, std::int32_t num_tokens) {
-  const std::size_t held = num_blocks_of(num_tokens);
-  pool_->release(std::span(request.blocks).subspan(held));
-  request.blocks.resize(held);
-}
-
 void Session::set_computed(Request& request, std::int32_t num_computed) {
-  request.num_computed = num_computed;
-  if (!config_.prefix_caching) return;
-  pool_->publish(std::span(request.tokens).first(to_size(num_computed)), request.blocks,
-                 request.cache_salt);
+  const std::int32_t before = std::exchange(request.num_computed, num_computed);
+  if (config_.prefix_caching)
+    pools_->publish(std::span(request.tokens).first(to_size(num_computed)), request.blocks,
+                    request.cache_salt, before);
+  pools_->release_left(request.blocks, before, num_computed);
 }
 
 void Session::truncate(RequestId id, std::int32_t length) {
@@ -63,7 +53,8 @@ void Session::truncate(RequestId id, std::int32_t length) {
                    most);
   request.tokens.resize(to_size(length));
   request.num_computed = std::min(request.num_computed, length);
-  release_behind(request, request.num_computed);
+  pools_->release_behind(request.blocks, request.num_computed);
+  if (!pools_->holds_window(request.blocks, request.num_computed)) drop_blocks(request);
 }
 
 /// Checks the drafts and makes them the request's, in the step that is being made.
@@ -110,20 +101,22 @@ void Session::check_tree(const StepRequest& wanted, const Scheduled& part) const
 
 /// Moves the drafts of the path behind the request's computed tokens.
 void Session::move_drafts(const Request& request, std::span<const std::int32_t> path) const {
-  std::vector<std::int64_t> src, dst;
-  const auto slot = [&](std::size_t draft) {
-    const std::int32_t position = request.num_computed + static_cast<std::int32_t>(draft);
-    const std::int32_t size = pool_->block_size();
-    return std::int64_t{request.blocks[to_size(position / size)]} * size + position % size;
-  };
-  for (std::size_t i = 0; i < path.size(); ++i) {
-    if (std::cmp_equal(path[i], i)) continue;
-    src.push_back(slot(to_size(path[i])));
-    dst.push_back(slot(i));
+  const std::int32_t size = pools_->block_size();
+  for (std::size_t group = 0; group < pools_->num_groups(); ++group) {
+    std::vector<std::int64_t> src, dst;
+    const auto slot = [&](std::size_t draft) {
+      const std::int32_t position = request.num_computed + static_cast<std::int32_t>(draft);
+      return std::int64_t{request.blocks[group][to_size(position / size)]} * size + position % size;
+    };
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      if (std::cmp_equal(path[i], i)) continue;
+      src.push_back(slot(to_size(path[i])));
+      dst.push_back(slot(i));
+    }
+    if (src.empty()) return;
+    const std::int32_t starts[] = {0, static_cast<std::int32_t>(src.size())};
+    move_tokens(group, {src, dst, starts});
   }
-  if (src.empty()) return;
-  const std::int32_t starts[] = {0, static_cast<std::int32_t>(src.size())};
-  move_tokens(*context_, queue_, caches_, TokenMoves{src, dst, starts});
 }
 
 void Session::accept(RequestId id, std::span<const std::int32_t> path) {
@@ -155,7 +148,7 @@ void Session::accept(RequestId id, std::span<const std::int32_t> path) {
   }
   drop_drafts(request);
   set_computed(request, static_cast<std::int32_t>(request.tokens.size()));
-  release_behind(request, request.num_computed);
+  pools_->release_behind(request.blocks, request.num_computed);
 }
 
 }  // namespace clattn

@@ -2,6 +2,7 @@
 #include <clattn/attn_utils.hpp>
 #include <clattn/session.hpp>
 
+#include "attention/session_pools.hpp"
 #include "base/error.hpp"
 
 // What a session's layers are told of a step.
@@ -28,21 +29,33 @@ void list_tree(std::vector<std::int32_t>& to, std::int32_t num_tokens,
 
 }  // namespace
 
-void Session::build(std::span<const Scheduled> scheduled) {
+/// [groups][requests, columns]; 0 stands for blocks that a window has left.
+Session::BlockTables Session::block_tables(std::span<const Scheduled> scheduled) const {
   std::size_t columns = 0;
-  for (const Scheduled& part : scheduled) columns = std::max(columns, part.blocks.size());
-  std::vector<std::int32_t> block_table(scheduled.size() * columns);
+  for (const Scheduled& part : scheduled) columns = std::max(columns, part.blocks[0].size());
+  BlockTables tables(pools_->num_groups());
+  for (std::size_t group = 0; group < tables.size(); ++group) {
+    tables[group].resize(scheduled.size() * columns);
+    auto row = tables[group].begin();
+    for (const Scheduled& part : scheduled) {
+      std::ranges::transform(part.blocks[group], row,
+                             [](std::int32_t block) { return std::max(block, 0); });
+      row += static_cast<std::ptrdiff_t>(columns);
+    }
+  }
+  return tables;
+}
+
+void Session::build(std::span<const Scheduled> scheduled) {
+  const BlockTables tables = block_tables(scheduled);
   std::vector<std::int32_t> span_starts = {0}, spans, tree_starts = {0}, parents;
-  auto row = block_table.begin();
   for (const Scheduled& part : scheduled) {
-    std::ranges::copy(part.blocks, row);
-    row += static_cast<std::ptrdiff_t>(columns);
     for (const auto& span : part.spans) spans.insert(spans.end(), span.begin(), span.end());
     span_starts.push_back(static_cast<std::int32_t>(spans.size() / 2));
     if (part.has_tree) list_tree(parents, part.end - part.num_computed, part.request->parents);
     tree_starts.push_back(static_cast<std::int32_t>(parents.size()));
   }
-  auto batch = CommonAttentionMetadata::of(step_.query_start_loc, step_.seq_lens, block_table);
+  auto batch = CommonAttentionMetadata::of(step_.query_start_loc, step_.seq_lens, tables[0]);
   if (!spans.empty()) {
     batch.span_start_loc = span_starts;
     batch.spans = spans;
@@ -52,8 +65,10 @@ void Session::build(std::span<const Scheduled> scheduled) {
     batch.tree_parents = parents;
   }
   metadata_.clear();
-  for (const AttentionGroup& group : groups_)
+  for (const AttentionGroup& group : groups_) {
+    batch.block_table = tables[detail::to_size(group.kv_cache_group_id)];
     metadata_.push_back(&group.builder->build(queue_, batch));
+  }
   step_.metadata = metadata_[group_of_[0]];
 }
 

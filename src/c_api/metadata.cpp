@@ -187,12 +187,12 @@ ClattnResult clattn_block_pool_info(const ClattnBlockPool* pool, ClattnBlockPool
 }
 
 ClattnResult clattn_block_pool_block(const ClattnBlockPool* pool, int32_t block,
-                                     int32_t* reference_count, int32_t* is_published) {
+                                     int32_t* reference_count, uint64_t* content) {
   return guarded([&] {
     const BlockPool& of = held(pool);
     const std::int32_t references = of.reference_count(block);
     if (reference_count != nullptr) *reference_count = references;
-    if (is_published != nullptr) *is_published = of.is_published(block) ? 1 : 0;
+    if (content != nullptr) *content = of.content_of(block);
   });
 }
 

@@ -103,7 +103,23 @@ ClattnResult clattn_session_info(const ClattnSession* session, ClattnSessionInfo
           .block_size = of.blocks().block_size(),
           .num_blocks = of.blocks().num_blocks(),
           .num_free_blocks = of.blocks().num_free(),
-          .reserved = 0});
+          .num_windows = static_cast<int32_t>(of.window_blocks().size())});
+  });
+}
+
+ClattnResult clattn_session_window_info(const ClattnSession* session, int32_t window,
+                                        ClattnWindowInfo* info) {
+  return guarded([&] {
+    const std::vector<WindowBlocks> all = held(session).window_blocks();
+    detail::throw_invalid_if(window < 0 || std::cmp_greater_equal(window, all.size()),
+                             "window is {}, legal: 0 to {} (num_windows - 1)", window,
+                             std::ssize(all) - 1);
+    const WindowBlocks& of = all[static_cast<std::size_t>(window)];
+    fill(info, "info",
+         {.struct_size = 0,
+          .window = of.window,
+          .num_blocks = of.blocks->num_blocks(),
+          .num_free_blocks = of.blocks->num_free()});
   });
 }
 

@@ -42,9 +42,13 @@ std::int32_t BlockPool::reference_count(std::int32_t block) const {
   return at(block).references;
 }
 
-bool BlockPool::is_published(std::int32_t block) const {
+std::uint64_t BlockPool::content_of(std::int32_t block) const {
   check_block(block, 0);
-  return at(block).content != 0;
+  return at(block).content;
+}
+
+bool BlockPool::is_published(std::int32_t block) const {
+  return content_of(block) != 0;
 }
 
 std::span<const std::int32_t> BlockPool::tokens_of(std::int32_t block) const {

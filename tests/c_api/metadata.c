@@ -194,7 +194,8 @@ static void refuse_pool_calls(ClattnBlockPool* pool) {
 
 void test_block_pool(void) {
   const int32_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
-  int32_t blocks[3], found[2], references = 0, published = -1;
+  int32_t blocks[3], found[2], references = 0;
+  uint64_t content = 0;
   size_t count = 0;
   ClattnBlockPool* pool = NULL;
   ClattnBlockPoolInfo info = {.struct_size = sizeof info};
@@ -207,10 +208,10 @@ void test_block_pool(void) {
   EXPECT_OK(clattn_block_pool_find_prefix(pool, tokens, 9, 5, found, &count));
   EXPECT(count == 2 && found[0] == blocks[0] && found[1] == blocks[1]);
   EXPECT_OK(clattn_block_pool_share(pool, found, 2));
-  EXPECT_OK(clattn_block_pool_block(pool, blocks[0], &references, &published));
-  EXPECT(references == 2 && published == 1);
-  EXPECT_OK(clattn_block_pool_block(pool, blocks[2], &references, &published));
-  EXPECT(references == 1 && published == 0);
+  EXPECT_OK(clattn_block_pool_block(pool, blocks[0], &references, &content));
+  EXPECT(references == 2 && content > 0);
+  EXPECT_OK(clattn_block_pool_block(pool, blocks[2], &references, &content));
+  EXPECT(references == 1 && content == 0);
   EXPECT_OK(clattn_block_pool_release(pool, blocks, 3));
   EXPECT_OK(clattn_block_pool_info(pool, &info));
   EXPECT(info.num_blocks == 4 && info.block_size == 4 && info.num_free == 2);

@@ -352,6 +352,7 @@ static void test_refused_calls(Client* client) {
   ClattnSession* session = client->session;
   ClattnQueue* queue = NULL;
   ClattnSessionInfo info = {.struct_size = sizeof info};
+  ClattnWindowInfo window = {.struct_size = sizeof window};
   ClattnRequestInfo request = {.struct_size = sizeof request};
   ClattnStepRequest part = {.id = id};
   ClattnStepRows rows = {.struct_size = sizeof rows}, small = {.struct_size = 4};
@@ -359,6 +360,7 @@ static void test_refused_calls(Client* client) {
   EXPECT_INVALID(clattn_session_queue(session, NULL), "queue is null");
   EXPECT_INVALID(clattn_session_info(NULL, &info), "session is null");
   EXPECT_INVALID(clattn_session_info(session, NULL), "info is null");
+  EXPECT_INVALID(clattn_session_window_info(session, 0, &window), "window is 0, legal: 0 to -1");
   EXPECT_INVALID(clattn_session_request_info(NULL, id, &request), "session is null");
   EXPECT_INVALID(clattn_session_request_info(session, id, NULL), "info is null");
   EXPECT_INVALID(clattn_session_request_info(session, id + 1, &request), "does not exist");

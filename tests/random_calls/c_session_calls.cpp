@@ -183,13 +183,15 @@ static void ask_session(World& world) {
   ClattnSession* const session = maybe(dice, c.session.handle);
   const auto layer = static_cast<std::int32_t>(dice.one_in(8) ? dice.odd_number() : dice.below(2));
   auto of_session = sized<ClattnSessionInfo>(dice);
+  auto of_window = sized<ClattnWindowInfo>(dice);
   auto of_request = sized<ClattnRequestInfo>(dice);
   auto scales = sized<ClattnKVScales>(dice);
   std::array<char, 64> text{};
   size_t size = 0;
   switch (dice.below(6)) {
     case 0:
-      return tell(clattn_session_info(session, &of_session));
+      tell(clattn_session_info(session, &of_session));
+      return tell(clattn_session_window_info(session, layer, &of_window));
     case 1:
       tell(clattn_session_request_info(session, request_of(world), &of_request));
       if (std::any_of(of_request.tokens, of_request.tokens + of_request.num_tokens,

@@ -18,6 +18,8 @@ void bind_block_pool(nb::module_& module) {
       .def_prop_ro("peak_used", &P::peak_used)
       .def("reference_count", &P::reference_count, "block"_a)
       .def("is_published", &P::is_published, "block"_a)
+      .def("content_of", &P::content_of, "block"_a,
+           "The number of its published content, the same for equal content; 0 = none.")
       .def("allocate", &P::allocate, "count"_a,
            "Ids of free blocks, each with one holder now. Raises OutOfBlocks.")
       .def(

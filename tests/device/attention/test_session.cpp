@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <clattn/block_pool.hpp>
 #include <clattn/device.hpp>
-#include <clattn/registry.hpp>
 #include <clattn/session.hpp>
 #include <random>
 #include <string>
@@ -366,9 +365,9 @@ TEST_P(SessionOnDevice, NamesWhatItRefuses) {
             "step: request 0: max_tokens is 0, legal: >= 1");
   EXPECT_EQ(error_text([&] { session.attend(2, {}); }), "Session: layer is 2, legal: 0 … 1");
   config = small_config();
-  for (auto& layer : config.layers) layer.config.dtype = clattn::DType::kF16;
-  config.layers[1].attn_backend = clattn::find_attn_backend("XFORMERS");
-  EXPECT_EQ(refused(config), "Session: layers have backends FLASHINFER and XFORMERS, legal: one");
+  config.layers[1].config.block_size = 32;
+  EXPECT_EQ(refused(config),
+            "KVCacheGroupSpec: layer 'layers.1' has block_size 32, legal: spec's 16");
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, SessionOnDevice,
