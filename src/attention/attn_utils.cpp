@@ -9,7 +9,6 @@
 
 #include "backends/registry.hpp"
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "kernels/choose/attention_kernels.hpp"
 #include "kernels/paged_impl.hpp"
 #include "kv_cache/spec.hpp"

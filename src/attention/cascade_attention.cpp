@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/choose/config_reasons.hpp"
 #include "kernels/step/cache_checks.hpp"

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <clattn/attention_backend.hpp>
 #include <clattn/graph.hpp>
-#include <utility>
 
 #include "base/error.hpp"
 #include "kernels/step/paged_step.hpp"

@@ -7,12 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <optional>
 
 #include "attention/layer_kernels.hpp"
 #include "backends/registry.hpp"
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "opencl/recorder.hpp"
 

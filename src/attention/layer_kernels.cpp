@@ -8,7 +8,6 @@
 
 #include "base/checked.hpp"
 #include "base/environment.hpp"
-#include "base/error.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "opencl/device/device_info.hpp"
 

@@ -5,7 +5,6 @@
 
 #include "backends/registry.hpp"
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/choose/config_reasons.hpp"
 #include "kernels/launch/cache_write.hpp"

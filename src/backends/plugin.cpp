@@ -18,7 +18,6 @@
 #include "backends/registry.hpp"
 #include "base/checked.hpp"
 #include "base/config_in_c.hpp"
-#include "base/error.hpp"
 #include "kernels/choose/config_reasons.hpp"
 #include "kernels/launch/step_launch.hpp"
 

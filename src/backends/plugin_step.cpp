@@ -5,7 +5,6 @@
 
 #include "backends/plugin_adapter.hpp"
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "base/one_thread.hpp"
 #include "kernels/choose/attention_kernels.hpp"
 #include "metadata/page_list.hpp"

@@ -6,7 +6,6 @@
 
 #include "backends/registry.hpp"
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/device/device_info.hpp"
 

@@ -2,10 +2,8 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <clattn/explain.hpp>
 #include <clattn/plugin.hpp>
-#include <clattn/registry.hpp>
 #include <map>
 #include <mutex>
 

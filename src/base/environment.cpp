@@ -9,7 +9,6 @@
 #include <string_view>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "base/log.hpp"
 
 namespace clattn::detail {

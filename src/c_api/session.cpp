@@ -1,7 +1,6 @@
 #include <clattn/block_pool.hpp>
 #include <clattn/explain.hpp>
 #include <clattn/session.hpp>
-#include <limits>
 
 #include "c_api/handles.hpp"
 

@@ -1,7 +1,6 @@
 #include <clattn/plugin.hpp>
 #include <clattn/registry.hpp>
 #include <clattn/tuning.hpp>
-#include <string>
 
 #include "c_api/handles.hpp"
 

@@ -4,10 +4,7 @@
 #include <algorithm>
 #include <clattn/config_fields.hpp>
 #include <cmath>
-#include <concepts>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "base/checked.hpp"
 #include "capture/case.hpp"

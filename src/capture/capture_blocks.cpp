@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <string>
 #include <string_view>
 #include <variant>
 #include <vector>

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
-#include <functional>
 #include <set>
 #include <system_error>
 #include <utility>

@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "metadata/listed_rows.hpp"
 #include "metadata/validate.hpp"
 

@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "compat/packed_cache.hpp"
 #include "kv_cache/planes.hpp"
 #include "kv_cache/spec.hpp"

@@ -1,7 +1,6 @@
 #include <clattn/compat/page.hpp>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "metadata/page_list.hpp"
 #include "metadata/validate.hpp"
 

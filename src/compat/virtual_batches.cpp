@@ -2,7 +2,6 @@
 #include <clattn/compat/virtual_batches.hpp>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "metadata/listed_rows.hpp"
 #include "metadata/validate.hpp"
 

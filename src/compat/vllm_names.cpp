@@ -10,7 +10,6 @@
 #include <string_view>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "kernels/launch/step_launch.hpp"
 
 namespace clattn {

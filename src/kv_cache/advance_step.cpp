@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/launch/update_seq_lens.hpp"
 #include "kernels/step/paged_step.hpp"

@@ -1,7 +1,5 @@
-#include <clattn/kv_cache.hpp>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "kv_cache/op_kernel.hpp"

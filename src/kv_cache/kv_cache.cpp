@@ -11,7 +11,6 @@
 
 #include "base/checked.hpp"
 #include "base/environment.hpp"
-#include "base/error.hpp"
 #include "kv_cache/spec.hpp"
 
 namespace clattn {

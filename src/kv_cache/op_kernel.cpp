@@ -1,7 +1,6 @@
 #include "kv_cache/op_kernel.hpp"
 
 #include <algorithm>
-#include <clattn/cache_ops.hpp>
 
 #include "base/error.hpp"
 #include "opencl/device/device_info.hpp"

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
-#include <string_view>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 
 namespace clattn {
 

@@ -4,7 +4,6 @@
 #include <clattn/metadata.hpp>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "metadata/validate.hpp"
 
 namespace clattn::detail {

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 
 namespace clattn {
 

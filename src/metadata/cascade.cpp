@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "metadata/cascade_batch.hpp"
 #include "metadata/page_list.hpp"
 #include "metadata/validate.hpp"

@@ -1,7 +1,6 @@
 #include "metadata/page_list.hpp"
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "metadata/validate.hpp"
 
 namespace clattn::detail {

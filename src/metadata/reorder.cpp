@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 
 namespace clattn {
 namespace {

@@ -2,7 +2,6 @@
 #include <clattn/reorder.hpp>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "metadata/validate.hpp"
 
 namespace clattn {

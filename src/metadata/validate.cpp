@@ -4,8 +4,6 @@
 #include <limits>
 #include <string>
 
-#include "base/checked.hpp"
-#include "base/error.hpp"
 #include "metadata/page_list.hpp"
 
 namespace clattn::detail {

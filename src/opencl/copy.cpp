@@ -1,7 +1,6 @@
 #include "opencl/copy.hpp"
 
 #include <clattn/cache_ops.hpp>
-#include <cstdint>
 
 #include "base/error.hpp"
 

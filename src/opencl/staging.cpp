@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <utility>
 
 #include "base/error.hpp"
 #include "opencl/recorder.hpp"

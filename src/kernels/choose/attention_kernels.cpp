@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "base/log.hpp"
 #include "kernels/choose/candidates.hpp"
 

@@ -6,7 +6,6 @@
 #include <array>
 #include <iterator>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "base/error.hpp"

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "kernels/choose/attention_kernels.hpp"
 #include "opencl/device/device_info.hpp"
 #include "shared/work_item.h"

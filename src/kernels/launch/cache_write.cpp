@@ -1,10 +1,8 @@
 #include "kernels/launch/cache_write.hpp"
 
 #include <utility>
-#include <variant>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/recorder.hpp"
 #include "shared/write_call.h"

@@ -1,7 +1,6 @@
 #include "kernels/launch/step_launch.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <span>
@@ -9,7 +8,6 @@
 
 #include "base/checked.hpp"
 #include "base/environment.hpp"
-#include "base/error.hpp"
 #include "base/log.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/copy.hpp"

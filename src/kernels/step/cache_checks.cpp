@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "opencl/runtime.hpp"
 
 namespace clattn::detail {

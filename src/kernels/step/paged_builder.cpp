@@ -7,7 +7,6 @@
 #include <clattn/cache_ops.hpp>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "kernels/launch/update_seq_lens.hpp"
 
 namespace clattn::detail {

@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "kernels/step/paged_builder.hpp"
 #include "metadata/page_list.hpp"
 

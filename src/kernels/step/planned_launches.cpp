@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "kernels/choose/config_reasons.hpp"
 #include "kernels/step/paged_step.hpp"
 #include "metadata/validate.hpp"

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "metadata/plan/planner.hpp"
 #include "metadata/validate.hpp"
 

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 
 #include "base/checked.hpp"
 #include "metadata/plan/rebalanced_cuts.hpp"
