@@ -1,9 +1,13 @@
+// Batches that are made of others, and parts of them to look at.
 #include <algorithm>
+#include <clattn/compat/batch_view.hpp>
 #include <clattn/compat/derived_batches.hpp>
+#include <clattn/compat/virtual_batches.hpp>
 #include <numeric>
 #include <string_view>
 
 #include "base/checked.hpp"
+#include "kernels/step/paged_step.hpp"
 #include "metadata/listed_rows.hpp"
 #include "metadata/validate.hpp"
 
@@ -98,6 +102,19 @@ void check_cut(const CommonAttentionMetadata& batch, std::int32_t request, std::
   throw_invalid_if(batch.seq_lens[row] < end - begin,
                    "request {}: seq_lens is {}, legal: at least the query length, {}", request,
                    batch.seq_lens[row], end - begin);
+}
+
+/// Throws unless a batch can be cut into chunks of whole blocks.
+void check_chunks(std::int32_t attn_chunk_size, const CommonAttentionMetadata& batch,
+                  std::int32_t block_size) {
+  detail::check_at_least("attn_chunk_size", attn_chunk_size, 1);
+  detail::validate_lengths(batch, block_size);
+  throw_invalid_if(attn_chunk_size % block_size != 0,
+                   "attn_chunk_size {} is not divisible by block_size {}", attn_chunk_size,
+                   block_size);
+  throw_invalid_if(batch.block_table_stride > INT32_MAX,
+                   "block_table_stride is {}, legal: at most {}", batch.block_table_stride,
+                   INT32_MAX);
 }
 
 }  // namespace
@@ -263,6 +280,85 @@ std::vector<std::int32_t> get_dcp_local_seq_lens(std::span<const std::int32_t> s
     }
   }
   return local;
+}
+
+LocalAttentionVirtualBatches make_local_attention_virtual_batches(
+    std::int32_t attn_chunk_size, const CommonAttentionMetadata& batch, std::int32_t block_size) {
+  check_chunks(attn_chunk_size, batch, block_size);
+  detail::refuse_lists("make_local_attention_virtual_batches", batch);
+  LocalAttentionVirtualBatches result;
+  result.blocks_per_chunk = attn_chunk_size / block_size;
+  result.block_table_columns = static_cast<std::int32_t>(batch.block_table_stride);
+  result.causal = batch.is_causal();
+  result.query_start_loc.push_back(0);
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    const std::int32_t seq_len = batch.seq_lens[to_size(r)];
+    std::int32_t position = seq_len - detail::query_len_of(batch, to_size(r));
+    while (position < seq_len) {
+      const std::int32_t chunk_begin = position - position % attn_chunk_size;
+      // The difference, not the chunk's end: that may lie beyond int32.
+      const std::int32_t keys = std::min(attn_chunk_size, seq_len - chunk_begin);
+      const std::int32_t queries = chunk_begin + keys - position;
+      result.query_start_loc.push_back(result.query_start_loc.back() + queries);
+      result.seq_lens.push_back(keys);
+      result.virtual_batch_to_request.push_back(r);
+      result.first_block.push_back(chunk_begin / block_size);
+      position += queries;
+    }
+  }
+  result.block_table = result.gather_block_table(batch.block_table);
+  return result;
+}
+
+std::vector<std::int32_t> LocalAttentionVirtualBatches::gather_block_table(
+    std::span<const std::int32_t> other_block_table) const {
+  const auto entries = detail::checked_mul<std::size_t>(seq_lens.size(), to_size(blocks_per_chunk),
+                                                        "virtual block table");
+  std::vector<std::int32_t> rows;
+  rows.reserve(entries);
+  for (std::size_t v = 0; v < seq_lens.size(); ++v) {
+    const std::size_t row = to_size(virtual_batch_to_request[v]) * to_size(block_table_columns);
+    throw_invalid_if(other_block_table.size() < row + to_size(block_table_columns),
+                     "block_table holds {} elements, legal: at least {} ({} columns of request {})",
+                     other_block_table.size(), row + to_size(block_table_columns),
+                     block_table_columns, virtual_batch_to_request[v]);
+    for (std::int64_t i = 0; i < blocks_per_chunk; ++i) {
+      const std::int64_t column =
+          std::min<std::int64_t>(first_block[v] + i, block_table_columns - 1);
+      rows.push_back(other_block_table[row + to_size(column)]);
+    }
+  }
+  return rows;
+}
+
+CommonAttentionMetadata LocalAttentionVirtualBatches::metadata(
+    std::span<const std::int64_t> slot_mapping) const {
+  auto batch = CommonAttentionMetadata::of(query_start_loc, seq_lens, block_table);
+  batch.slot_mapping = slot_mapping;
+  batch.causal = causal;
+  return batch;
+}
+
+BatchView BatchMetadata::view(std::int32_t first, std::int32_t tokens, std::int32_t count) const {
+  BatchView side;
+  if (tokens == 0) return side;
+  detail::throw_unsupported_if(
+      first < 0,
+      "attn_metadata: its decodes and prefills are interleaved, so neither is a range of rows of "
+      "the batch's arrays; legal: a batch in the order of reorder_batch()");
+  side.num_reqs = count;
+  side.query_start_loc = rows(query_start_loc, first, count + 1);
+  side.seq_lens = rows(seq_lens, first, count);
+  const std::int32_t token = side.query_start_loc.front();
+  side.num_tokens = tokens;
+  if (step() != nullptr && step()->slots_of_queries)
+    side.slot_mapping = rows(slot_mapping(), token, side.num_tokens);
+  for (std::size_t r = 0; r < side.seq_lens.size(); ++r) {
+    const std::int32_t query_len = side.query_start_loc[r + 1] - side.query_start_loc[r];
+    side.max_query_len = std::max(side.max_query_len, query_len);
+    side.max_seq_len = std::max(side.max_seq_len, side.seq_lens[r]);
+  }
+  return side;
 }
 
 }  // namespace clattn

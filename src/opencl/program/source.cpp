@@ -1,7 +1,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
+#include <charconv>
 #include <filesystem>
+#include <iterator>
 
 #include "base/error.hpp"
 #include "files/files.hpp"
@@ -147,6 +150,90 @@ class Flattener {
   std::vector<std::string> open_files_;  // from the root to the file being read
 };
 
+bool is_word(char c) {
+  return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0;
+}
+
+bool is_ours(std::string_view word) {
+  const bool type = word.starts_with("Cla") && word.size() > 3 &&
+                    std::isupper(static_cast<unsigned char>(word[3])) != 0;
+  return type || word.starts_with("cla_") || word.starts_with("CLA_") ||
+         word.starts_with("CLATTN_");
+}
+
+/// Appends `text` with the part's number in every name of ours: cla_dot of part 2 is cla2_dot.
+void append_numbered(std::string& result, std::string_view text, std::size_t part) {
+  const std::string number = std::to_string(part);
+  while (!text.empty()) {
+    const auto at = std::ranges::find_if(text, is_word);
+    const auto end = std::find_if_not(at, text.end(), is_word);
+    const std::string_view word(at, end);
+    result.append(text.begin(), at);
+    if (word.starts_with("clattn_")) {
+      result.append(bundled_entry(word, part));
+    } else if (is_ours(word)) {
+      result.append(word.substr(0, 3)).append(number).append(word.substr(3));
+    } else {
+      result.append(word);
+    }
+    text = {end, text.end()};
+  }
+}
+
+/// "-DNAME=VALUE …" as lines "#define NAME VALUE"; nothing where an option is of another kind.
+std::optional<std::string> definitions(std::string_view options) {
+  std::string lines;
+  while (!options.empty()) {
+    const std::string_view option = options.substr(0, options.find(' '));
+    options.remove_prefix(std::min(option.size() + 1, options.size()));
+    if (option.empty()) continue;
+    const std::size_t equals = option.find('=');
+    if (!option.starts_with("-D") || equals == std::string_view::npos) return std::nullopt;
+    fmt::format_to(std::back_inserter(lines), "#define {} {}\n", option.substr(2, equals - 2),
+                   option.substr(equals + 1));
+  }
+  return lines;
+}
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+/// `:LINE:COLUMN` at the start of `text`: the line and the length of `:LINE`; zeros without one.
+struct Position {
+  std::size_t line = 0;
+  std::size_t length = 0;
+};
+
+Position parse_position(std::string_view text) {
+  const char* const end = text.data() + text.size();
+  std::size_t line = 0, column = 0;
+  const auto [colon, failed] = std::from_chars(text.data() + 1, end, line);
+  if (failed != std::errc{} || colon == end || *colon != ':' ||
+      std::from_chars(colon + 1, end, column).ec == std::errc::invalid_argument)
+    return {};
+  return {line, static_cast<std::size_t>(colon - text.data())};
+}
+
+/// Length of the compiler's name for our source at the end of `text`. The name is bracketed
+/// (`<program source>`) or free of blanks (a path, `1`).
+std::size_t source_name_length(std::string_view text) {
+  if (text.ends_with('>')) {
+    const std::size_t open = text.rfind('<');
+    return open == std::string_view::npos ? 0 : text.size() - open;
+  }
+  const std::size_t before = text.find_last_of(" \t\n\r\"'(");
+  return before == std::string_view::npos ? text.size() : text.size() - before - 1;
+}
+
+/// Whether a compiler may call our source `name`. It gets one text without headers, so a `.h` is
+/// the compiler's own (notes on built-in functions point there); a bare number is a source only as
+/// "1", else it is likely a clock.
+bool may_name_our_source(std::string_view name) {
+  const bool number = std::ranges::all_of(name, is_digit);
+  return !name.empty() && !name.ends_with(".h") && (!number || name == "1");
+}
+
 }  // namespace
 
 FlatSource flatten_source(const std::string& file, const ReadKernelFile& read,
@@ -164,6 +251,39 @@ ReadKernelFile kernel_file_reader(const std::string& kernel_dir) {
     std::optional<std::string> text = read_from(folder, path);
     return text ? text : read_embedded(path);
   };
+}
+
+std::optional<std::string> bundle_sources(std::span<const BundlePart> parts) {
+  std::string result;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const std::optional<std::string> macros = definitions(parts[i].options);
+    if (!macros) return std::nullopt;
+    append_numbered(result, *macros, i);
+    append_numbered(result, parts[i].text, i);
+  }
+  return result;
+}
+
+std::string bundled_entry(std::string_view entry, std::size_t part) {
+  return fmt::format("{}_{}", entry, part);
+}
+
+std::string rewrite_build_log(std::string_view log, const FlatSource& source) {
+  std::string result;
+  std::size_t copied = 0;  // log[0, copied) is in `result`
+  for (std::size_t colon = log.find(':'); colon != std::string_view::npos;
+       colon = log.find(':', std::max(colon + 1, copied))) {
+    const Position position = parse_position(log.substr(colon));
+    const std::string_view before = log.substr(copied, colon - copied);
+    if (position.line == 0 || position.line > source.lines.size()) continue;
+    const std::size_t name_at = before.size() - source_name_length(before);
+    if (!may_name_our_source(before.substr(name_at))) continue;
+    const FlatSource::Origin& origin = source.lines[position.line - 1];
+    result.append(before.substr(0, name_at))
+        .append(fmt::format("{}:{}", source.files[origin.file], origin.line));
+    copied = colon + position.length;
+  }
+  return result.append(log.substr(copied));
 }
 
 }  // namespace clattn::detail
