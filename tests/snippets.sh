@@ -38,15 +38,15 @@ awk -v work="$work" '
 
 status=0
 count=0
-for source in "$work"/*.c "$work"/*.cpp; do
-  [ -e "$source" ] || { echo "snippets: the documents hold no $source"; exit 1; }
-  case $source in
-    *.c) compiler="${CC:-cc} -std=c99 -pedantic" ;;
-    *) compiler="${CXX:-c++} -std=c++20" ;;
-  esac
+compile() {  # LANGUAGE COMPILER: several sources at a time
+  sources=$(find "$work" -name "*.$1" | sort)
+  [ -n "$sources" ] || { echo "snippets: the documents hold no block of $1"; exit 1; }
   # shellcheck disable=SC2086  # a list of words
-  $compiler -fsyntax-only -Wall -Wextra -Werror -Wno-unused -Iinclude -I. "$source" || status=1
-  count=$((count + 1))
-done
+  echo "$sources" | xargs -d '\n' -n 1 -P "$(nproc)" $2 -fsyntax-only -Wall -Wextra -Werror \
+    -Wno-unused -Iinclude -I. || status=1
+  count=$((count + $(echo "$sources" | wc -l)))
+}
+compile c "${CC:-cc} -std=c99 -pedantic"
+compile cpp "${CXX:-c++} -std=c++20"
 [ $status != 0 ] || echo "snippets: $count blocks of C++ and C in the documents compile"
 exit $status
