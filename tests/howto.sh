@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the blocks of CMake and shell in docs/howto.md, in a folder where the names that they use
 # exist: the sources as `clattn`, the README's first program as the application. Only paths, the
-# build type (no optimiser) and the device are changed.
+# build type (no optimiser, several sources as one) and the device are changed.
 # usage: tests/howto.sh BUILD FOLDER: BUILD holds the program; the static library is then in
 # FOLDER/opt
 set -eu
@@ -43,20 +43,24 @@ project() {  # NAME CMAKE ARGUMENT...: builds NAME/CMakeLists.txt, whose program
   "$work/app"
 }
 
-# As a subdirectory the library's files are compiled with the same flags: once is enough.
+# As a subdirectory the library's files are compiled with the same flags. Once is enough: they are
+# built where the subdirectory's will be, so that the compiler's cache knows their paths.
 export CMAKE_GENERATOR=Ninja CMAKE_CXX_COMPILER_LAUNCHER=ccache
 export CCACHE_DIR="$work/ccache"
 sources=subdirectory/third_party/clattn
+unity=-DCMAKE_UNITY_BUILD=ON
+tree=subdirectory/build/third_party/clattn
 mkdir -p "$work/subdirectory/third_party"
 ln -s "$source" "$work/$sources"
-run "Link the library" 1
+run "Link the library" 1 "s#\(-B\|--build\|--install\) build#\1 $tree#; s#=None#& $unity#"
+rm -r "$work/subdirectory/build"
 mkdir -p "$work/installed"
 block "Link the library" cmake 1 > "$work/installed/CMakeLists.txt"
 project installed -DCMAKE_PREFIX_PATH="$work/opt/clattn"
 block "Link the library" cmake 2 > "$work/add"
 sed -e "/^find_package/{r $work/add" -e 'd}' "$work/installed/CMakeLists.txt" \
   > "$work/subdirectory/CMakeLists.txt"
-project subdirectory -DCMAKE_BUILD_TYPE=None
+project subdirectory -DCMAKE_BUILD_TYPE=None $unity
 cp "$source/examples/first_program.cpp" "$work/main.cpp"
 run "Link the library" 2 '/# shared$/d'
 "$work/a.out"
