@@ -8,10 +8,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 status=0
 
-{
-  sed -n 's/^in_turn ".*" //p' .ci/run
-  sed -n '/^beside=(/,/)/{s/beside=(//;s/)//;p;}' .ci/run
-} | tr -s ' ' '\n' | grep . | sort > "$work/all"
+sed ':join; /\\$/ { N; s/\\\n//; b join; }' .ci/run |
+  sed -nE 's/^([A-Z_]+=[^ ]+ )?(in_turn|at_once) ".*" //p' |
+  tr -s ' ' '\n' | grep . | sort > "$work/all"
 sed -n 's/^ *functions: //p' .github/workflows/ci.yml | tr ' ' '\n' | sort > "$work/jobs"
 [ "$(wc -l < "$work/all")" -gt 15 ] || { echo "workflow: found no functions in .ci/run"; status=1; }
 cmp -s "$work/all" "$work/jobs" || {
