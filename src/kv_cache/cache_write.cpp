@@ -1,6 +1,6 @@
 
-#include "base/checked.hpp"
 #include "kernels/launch/cache_write.hpp"
+#include "base/checked.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "kv_cache/planes.hpp"
