@@ -28,7 +28,7 @@ typedef struct ClaRequest {
   int fault;     /* why it is left out: CLA_ERROR_*; 0: it is not */
 } ClaRequest;
 
-static inline ClaRequest cla_request_of(ClaQueryBounds bounds, int begin, int end, int length) {
+static inline ClaRequest cla_cut_request_of(ClaQueryBounds bounds, int begin, int end, int length) {
   ClaRequest request = {begin, 0, 0};
   if (begin == end && bounds.fewest == 0) return request;
   if (begin < bounds.begin || end > bounds.end || end - begin < bounds.fewest ||
@@ -82,14 +82,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
   if (number < num_requests) {
     const int length = seq_lens[number];
     const ClaRequest own =
-        cla_request_of(all_bounds[number], starts[number], starts[number + 1], length);
+        cla_cut_request_of(all_bounds[number], starts[number], starts[number + 1], length);
     if (own.fault != 0) cla_note(errors, (uint)number, own.fault);
     meta[lens_at + number] = own.fault != 0 ? 0 : length;
   }
   if (number < num_slots) {
     const int at = cla_request_at(starts, num_requests, number);
     const ClaQueryBounds bounds = all_bounds[at];
-    const ClaRequest own = cla_request_of(bounds, starts[at], starts[at + 1], seq_lens[at]);
+    const ClaRequest own = cla_cut_request_of(bounds, starts[at], starts[at + 1], seq_lens[at]);
     long slot = -1;
     if (own.query_len > 0 && number >= own.first_row && number < starts[at + 1]) {
       const int position = seq_lens[at] - (starts[at + 1] - number);
@@ -104,7 +104,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
   if (planned.q_count == 0) return; /* padding of a recorded step */
   const ClaSight sight = {page_size, causal, window_left, window_right, chunk, chunk_lookback};
   const int at = planned.request, length = seq_lens[at];
-  const ClaRequest own = cla_request_of(all_bounds[at], starts[at], starts[at + 1], length);
+  const ClaRequest own = cla_cut_request_of(all_bounds[at], starts[at], starts[at + 1], length);
   const ClaSplit split = cla_narrow_tile(&planned, own.first_row, own.query_len);
   const ClaCut cut = cla_cut_tile(&split, &sight, length);
   *(__global ClaWorkItem*)(meta + split.item_at) =

@@ -72,8 +72,8 @@
 /* Physical pages of the BLOCK_KV keys from `first` on. Keys outside [begin, last] stand for the
    nearest one inside: what they load is valid and never used, and every lane runs the same straight
    code. */
-static inline void cla_find_pages(int* page, __global const int* pages, int first, int begin,
-                                  int last) {
+static inline void cla_decode_gpu_find_pages(int* page, __global const int* pages, int first,
+                                             int begin, int last) {
 #pragma unroll
   for (int i = 0; i < CLA_PAGES_PER_STEP; ++i)
     page[i] = cla_page_of(pages, (uint)clamp(first + i, begin, last));
@@ -89,15 +89,16 @@ static inline void cla_find_rows(long* row, const ClaWorkItem* item, const int* 
   }
 }
 
-static inline void cla_load_rows(ClaKvRaw* raw, __global const CLA_KV_T* cache, const long* row) {
+static inline void cla_decode_gpu_load_rows(ClaKvRaw* raw, __global const CLA_KV_T* cache,
+                                            const long* row) {
 #pragma unroll
   for (int i = 0; i < CLA_BLOCK_KV; ++i) raw[i] = cla_kv_raw_load(cache + row[i]);
 }
 
 /* Scaled queries, else zeros, to q_tile[BLOCK_ROWS][TEAM][2]. */
-static inline void cla_load_queries(__local float4* q_tile, const ClaTask* task,
-                                    __global const CLA_Q_T* q, long offset, long token_stride,
-                                    float scale) {
+static inline void cla_decode_gpu_load_queries(__local float4* q_tile, const ClaTask* task,
+                                               __global const CLA_Q_T* q, long offset,
+                                               long token_stride, float scale) {
   for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_ROWS * CLA_TEAM; i += CLA_WG_SIZE) {
     const uint row = i / CLA_TEAM;
     const uint dim = i % CLA_TEAM * 8;
@@ -127,7 +128,8 @@ static inline void cla_score_rows(float* scores, const ClaKvRaw* k_raw,
 }
 
 /* Adds the values of a step's keys, times their probabilities, to the rows that see them. */
-static inline void cla_add_values(float4* acc, const float* probabilities, const ClaKvRaw* v_raw) {
+static inline void cla_decode_gpu_add_values(float4* acc, const float* probabilities,
+                                             const ClaKvRaw* v_raw) {
 #pragma unroll
   for (uint i = 0; i < CLA_BLOCK_KV; ++i) {
     const ClaF8 v = cla_kv_expand(v_raw[i]);
@@ -149,8 +151,8 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
   const uint dim = 8 * cla_member();
   const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
   const int has_dims = dim < CLA_HEAD_DIM;
-  cla_load_queries(q_tile, &task, q, call.q_offset, call.q_token_stride,
-                   cla_query_scale(&opt, &task, call.scale_log2e));
+  cla_decode_gpu_load_queries(q_tile, &task, q, call.q_offset, call.q_token_stride,
+                              cla_query_scale(&opt, &task, call.scale_log2e));
   barrier(CLK_LOCAL_MEM_FENCE); /* q_tile written -> read */
 
   ClaRowState state[CLA_BLOCK_ROWS];
@@ -181,14 +183,14 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
     at[i] = 0;
   }
   if (begin <= last) {
-    cla_find_pages(page, pages, first, begin, last);
+    cla_decode_gpu_find_pages(page, pages, first, begin, last);
     cla_find_rows(at, &task.item, page, first, begin, last, call.block_stride, call.token_stride);
-    cla_find_pages(page, pages, first + CLA_STEP_KEYS, begin, last);
-    if (has_dims) cla_load_rows(k_raw, k_lane, at);
+    cla_decode_gpu_find_pages(page, pages, first + CLA_STEP_KEYS, begin, last);
+    if (has_dims) cla_decode_gpu_load_rows(k_raw, k_lane, at);
   }
 
   for (int step = aligned_begin; step <= last; step += CLA_STEP_KEYS) {
-    if (has_dims) cla_load_rows(v_raw, v_lane, at);
+    if (has_dims) cla_decode_gpu_load_rows(v_raw, v_lane, at);
 
     float scores[CLA_SCORES]; /* [BLOCK_ROWS][BLOCK_KV] */
     cla_score_rows(scores, k_raw, q_tile);
@@ -196,8 +198,8 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
     /* The next step's K; behind the last one, the range's last key again. */
     cla_find_rows(at, &task.item, page, first + CLA_STEP_KEYS, begin, last, call.block_stride,
                   call.token_stride);
-    cla_find_pages(page, pages, first + 2 * CLA_STEP_KEYS, begin, last);
-    if (has_dims) cla_load_rows(k_raw, k_lane, at);
+    cla_decode_gpu_find_pages(page, pages, first + 2 * CLA_STEP_KEYS, begin, last);
+    if (has_dims) cla_decode_gpu_load_rows(k_raw, k_lane, at);
 
     cla_sum_over_team(scores, (__local float*)scratch);
 #pragma unroll
@@ -208,7 +210,7 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
                                 1.0f, first, 1, 0);
       cla_rescale_rows(acc + 2 * row, &factor);
     }
-    cla_add_values(acc, scores, v_raw);
+    cla_decode_gpu_add_values(acc, scores, v_raw);
     first += CLA_STEP_KEYS;
   }
 

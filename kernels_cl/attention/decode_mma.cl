@@ -89,7 +89,7 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   ClaRow rows[CLA_LANE_ROWS];
   ClaRowState state[CLA_LANE_ROWS];
   float acc[CLA_ACC_SIZE];
-  cla_begin_rows(rows, state, acc, &opt, &task, call.causal, first_row, lane);
+  cla_decode_begin_rows(rows, state, acc, &opt, &task, call.causal, first_row, lane);
 
   barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read */
 
@@ -117,8 +117,9 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
     }
 #endif
     cla_to_probabilities(scores, acc, state, rows, &opt, scale, first, masked, lane);
-    cla_add_values(acc, scores, v_raw, rows, &values, masked,
-                   cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)), lane);
+    cla_decode_add_values(acc, scores, v_raw, rows, &values, masked,
+                          cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)),
+                          lane);
 #if !CLA_FEW_REGISTERS
     if (next <= last) cla_load_v(v_raw, v_lane, at, first_unit, lane);
 #endif

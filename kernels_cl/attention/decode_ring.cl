@@ -64,8 +64,8 @@ static inline int cla_first_tile(ClaRange keys, uint warp) {
 }
 
 /* Begins with the task dealt, if there is one; padding is the end. */
-static inline void cla_enter_task(ClaAhead* ahead, const ClaLaunch* launch, const ClaOptions* opt,
-                                  uint warp) {
+static inline void cla_ring_enter_task(ClaAhead* ahead, const ClaLaunch* launch,
+                                       const ClaOptions* opt, uint warp) {
   if (ahead->deal.number >= launch->num_tasks) return;
   ahead->task =
       cla_task_of(launch->meta, launch->items_at, launch->num_kv_heads, ahead->deal.number);
@@ -79,7 +79,7 @@ static inline void cla_find_tile(ClaAhead* ahead, const ClaLaunch* launch, const
                                  uint warp) {
   while (ahead->deal.number < launch->num_tasks && ahead->first >= ahead->keys.end) {
     ahead->deal = cla_next_task(ahead->deal);
-    cla_enter_task(ahead, launch, opt, warp);
+    cla_ring_enter_task(ahead, launch, opt, warp);
   }
   if (ahead->deal.number < launch->num_tasks)
     ahead->page = cla_page_of(launch->meta + launch->pages_at + ahead->task.item.pages_at,
@@ -103,8 +103,8 @@ static inline uint cla_value_at_unit(uint row, uint unit) {
 }
 
 /* Starts to bring the tile to a stage. */
-static inline void cla_load_tile(__local uint4* stage, const ClaAhead* ahead, const ClaCache* cache,
-                                 uint lane) {
+static inline void cla_ring_load_tile(__local uint4* stage, const ClaAhead* ahead,
+                                      const ClaCache* cache, uint lane) {
   const uint token = (uint)ahead->first % CLA_PAGE_SIZE;
   const long head_at =
       (long)ahead->page * cache->block_stride + (long)ahead->task.kv_head * cache->head_stride;
@@ -130,7 +130,7 @@ static inline void cla_fill_stage(__local uint4* stage, ClaAhead* ahead, const C
                                   const ClaCache* cache, const ClaOptions* opt, uint warp,
                                   uint lane) {
   if (ahead->deal.number < launch->num_tasks) { /* the same for the warp */
-    cla_load_tile(stage, ahead, cache, lane);
+    cla_ring_load_tile(stage, ahead, cache, lane);
     ahead->first += CLA_STEP_KEYS;
     cla_find_tile(ahead, launch, opt, warp);
   }
@@ -144,7 +144,7 @@ static inline void cla_fill_ring(__local uint4* ring, ClaAhead* ahead, const Cla
   ahead->keys = cla_range(0, 0);
   ahead->first = 0;
   ahead->deal = cla_first_task();
-  cla_enter_task(ahead, launch, opt, warp);
+  cla_ring_enter_task(ahead, launch, opt, warp);
   cla_find_tile(ahead, launch, opt, warp);
   for (uint s = 0; s < CLA_STAGES; ++s)
     cla_fill_stage(ring + s * CLA_STAGE_UNITS, ahead, launch, cache, opt, warp, lane);
@@ -180,9 +180,9 @@ static inline void cla_take_v(ClaKvRaw* raw, __local const uint4* stage, uint la
 }
 
 /* Starts to load the lane's units of the queries of a task, if there is one. */
-static inline void cla_load_queries(uint4* query, const ClaLaunch* launch, uint number,
-                                    __global const CLA_Q_T* q, long q_offset, long q_token_stride,
-                                    uint warp, uint lane) {
+static inline void cla_ring_load_queries(uint4* query, const ClaLaunch* launch, uint number,
+                                         __global const CLA_Q_T* q, long q_offset,
+                                         long q_token_stride, uint warp, uint lane) {
   if (number >= launch->num_tasks) return;
   const ClaTask task = cla_task_of(launch->meta, launch->items_at, launch->num_kv_heads, number);
 #pragma unroll
@@ -219,8 +219,8 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
   cla_fill_ring(ring, &ahead, &launch, &cache, &opt, warp, lane);
   uint stage_at = 0;            /* of the next tile, in the ring */
   uint4 query[CLA_QUERY_UNITS]; /* of the task to come */
-  cla_load_queries(query, &launch, (uint)get_group_id(0), q, call.q_offset, call.q_token_stride,
-                   warp, lane);
+  cla_ring_load_queries(query, &launch, (uint)get_group_id(0), q, call.q_offset,
+                        call.q_token_stride, warp, lane);
   for (ClaDeal deal = cla_first_task(); deal.number < launch.num_tasks;
        deal = cla_next_task(deal)) {
     const ClaTask task = cla_task_of(meta, call.entries_at, (uint)call.num_kv_heads, deal.number);
@@ -238,7 +238,7 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
     ClaRow rows[CLA_LANE_ROWS];
     ClaRowState state[CLA_LANE_ROWS];
     float acc[CLA_ACC_SIZE];
-    cla_begin_rows(rows, state, acc, &opt, &task, call.causal, 0, lane);
+    cla_decode_begin_rows(rows, state, acc, &opt, &task, call.causal, 0, lane);
     barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read, the task before joined -> shared */
 
     for (int first = cla_first_tile(keys, warp); first < keys.end; first += CLA_STEP_KEYS) {
@@ -256,12 +256,13 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
       cla_fill_stage(stage, &ahead, &launch, &cache, &opt, warp, lane);
       stage_at = CLA_STAGE_UNITS * (CLA_STAGES - 1) - stage_at;
       cla_to_probabilities(scores, acc, state, rows, &opt, scale, first, masked, lane);
-      cla_add_values(acc, scores, v_raw, rows, &values, masked,
-                     cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)), lane);
+      cla_decode_add_values(acc, scores, v_raw, rows, &values, masked,
+                            cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)),
+                            lane);
     }
 
-    cla_load_queries(query, &launch, cla_next_task(deal).number, q, call.q_offset,
-                     call.q_token_stride, warp, lane);
+    cla_ring_load_queries(query, &launch, cla_next_task(deal).number, q, call.q_offset,
+                          call.q_token_stride, warp, lane);
     cla_share_warp(sums_of + warp * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4,
                    state_of + warp * CLA_BLOCK_ROWS, acc, state, 0, 0, lane);
     barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */

@@ -39,7 +39,8 @@ typedef struct ClaParts {
 } ClaParts;
 
 /* Adds the further parts of the column of a work-item of the first part, in ascending order. */
-static inline void cla_add_parts(ClaRowState* all, float4* acc, ClaParts parts, uint work_item) {
+static inline void cla_merge_add_parts(ClaRowState* all, float4* acc, ClaParts parts,
+                                       uint work_item) {
   for (uint part = 1; part < CLA_PARTS; ++part) {
     const uint at = part * CLA_PART_COLUMNS + work_item;
     const ClaRowState state = {parts.states[at].x, parts.states[at].y};
@@ -78,7 +79,7 @@ static inline void cla_merge_columns(const ClaOptions* opt, const ClaResults* re
     parts.states[work_item] = (float2)(all.base, all.sum);
   }
   barrier(CLK_LOCAL_MEM_FENCE); /* written -> added; in every task (PoCL, docs/testing.md) */
-  if (!alone && part == 0) cla_add_parts(&all, acc, parts, work_item);
+  if (!alone && part == 0) cla_merge_add_parts(&all, acc, parts, work_item);
 #endif
   if (exists && part == 0) cla_store_merged(opt, results, all, acc, item->out_row, head, dim);
 }

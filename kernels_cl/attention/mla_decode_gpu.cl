@@ -30,8 +30,6 @@
    CLA_BLOCK_ROWS       rows        WG_SIZE / 32 times 1, 2 or 4
    CLA_BLOCK_KV         keys        2, 4 or 8
    CLA_WG_SIZE          work-items  multiples of 32 */
-#include "core/latent.clh"
-
 #define CLA_TEAM 32
 #define CLA_TEAM_KEYS 0
 #define CLA_ROWS_EACH (CLA_BLOCK_ROWS * CLA_TEAM / CLA_WG_SIZE)
@@ -39,6 +37,8 @@
 #define CLA_ROW_SCORES CLA_BLOCK_KV
 #define CLA_KEY_QUADS ((CLA_KEY_DIM / 4 + CLA_TEAM - 1) / CLA_TEAM) /* of a lane */
 #define CLA_ACC_QUADS ((CLA_HEAD_DIM / 4 + CLA_TEAM - 1) / CLA_TEAM)
+
+#include "core/latent.clh"
 #include "tile/scalar.clh"
 
 #include "attention/results.clh"
@@ -54,22 +54,23 @@
 #define CLA_LOADS ((CLA_BLOCK_KV * CLA_UNITS + CLA_WG_SIZE - 1) / CLA_WG_SIZE) /* a work-item's */
 
 /* Load i of a work-item: which key of a tile, which unit of it. */
-CLA_MAP(cla_load_key, i, CLA_GROUP_DEALT(i) / CLA_UNITS)
+CLA_MAP(cla_mla_gpu_load_key, i, CLA_GROUP_DEALT(i) / CLA_UNITS)
 CLA_MAP(cla_load_unit, i, CLA_GROUP_DEALT(i) % CLA_UNITS)
 
 /* Pages of the own loads in the tile at `first`; keys from `end` on stand for the one before. */
-static inline void cla_find_pages(int* page, __global const int* pages, int first, int end) {
+static inline void cla_mla_gpu_find_pages(int* page, __global const int* pages, int first,
+                                          int end) {
 #pragma unroll
   for (uint i = 0; i < CLA_LOADS; ++i)
-    page[i] = pages[(uint)min(first + (int)cla_load_key(i), end - 1) / CLA_PAGE_SIZE];
+    page[i] = pages[(uint)min(first + (int)cla_mla_gpu_load_key(i), end - 1) / CLA_PAGE_SIZE];
 }
 
 /* The own loads of that tile; keys from `end` on are not read and stay 0. */
-static inline void cla_load_tile(ClaKvRaw* raw, __global const CLA_KV_T* cache, const int* page,
-                                 int first, int end) {
+static inline void cla_mla_gpu_load_tile(ClaKvRaw* raw, __global const CLA_KV_T* cache,
+                                         const int* page, int first, int end) {
 #pragma unroll
   for (uint i = 0; i < CLA_LOADS; ++i) {
-    const uint key = cla_load_key(i);
+    const uint key = cla_mla_gpu_load_key(i);
     const int position = first + (int)key;
     raw[i] = cla_kv_raw_zero();
     if (key < CLA_BLOCK_KV && position < end) {
@@ -83,7 +84,7 @@ static inline void cla_load_tile(ClaKvRaw* raw, __global const CLA_KV_T* cache, 
 static inline void cla_store_tile(__local float4* tile, const ClaKvRaw* raw) {
 #pragma unroll
   for (uint i = 0; i < CLA_LOADS; ++i) {
-    const uint key = cla_load_key(i);
+    const uint key = cla_mla_gpu_load_key(i);
     if (key < CLA_BLOCK_KV) {
       const ClaF8 x = cla_kv_expand(raw[i]);
       __local float4* to = tile + key * CLA_ROW_QUADS + 2 * cla_load_unit(i);
@@ -110,8 +111,8 @@ static inline void cla_read_row(float4* q, const ClaTask* task, uint row,
 
 /* acc[ROWS_EACH][ACC_QUADS] += p * c over the own quads. all_seen: else keys that a row does not
    see are left out, since they may hold inf or NaN; a constant at every call. */
-static inline void cla_add_values(float4* acc, const float* p, __local const float4* tile,
-                                  int all_seen) {
+static inline void cla_mla_gpu_add_values(float4* acc, const float* p, __local const float4* tile,
+                                          int all_seen) {
 #pragma unroll
   for (uint key = 0; key < CLA_BLOCK_KV; ++key) {
 #pragma unroll
@@ -128,7 +129,8 @@ static inline void cla_add_values(float4* acc, const float* p, __local const flo
 }
 
 /* scores[ROWS_EACH][BLOCK_KV] = <q, k> over the own quads. */
-static inline void cla_score_tile(float* scores, const float4* query, __local const float4* tile) {
+static inline void cla_mla_gpu_score_tile(float* scores, const float4* query,
+                                          __local const float4* tile) {
 #pragma unroll
   for (uint i = 0; i < CLA_SCORES; ++i) scores[i] = 0.0f;
 #pragma unroll
@@ -174,21 +176,21 @@ CLA_KERNEL clattn_mla_decode_gpu(CLA_PARAMS) {
   int page[CLA_LOADS]; /* of the tile behind the one in raw */
   ClaKvRaw raw[CLA_LOADS];
   if (keys.begin < keys.end) {
-    cla_find_pages(page, pages, keys.begin, keys.end);
-    cla_load_tile(raw, k_cache, page, keys.begin, keys.end);
-    cla_find_pages(page, pages, keys.begin + CLA_BLOCK_KV, keys.end);
+    cla_mla_gpu_find_pages(page, pages, keys.begin, keys.end);
+    cla_mla_gpu_load_tile(raw, k_cache, page, keys.begin, keys.end);
+    cla_mla_gpu_find_pages(page, pages, keys.begin + CLA_BLOCK_KV, keys.end);
   }
   barrier(CLK_LOCAL_MEM_FENCE); /* tile's zeros written -> overwritten */
 
   for (int first = keys.begin; first < keys.end; first += CLA_BLOCK_KV) {
     cla_store_tile(tile, raw);
     barrier(CLK_LOCAL_MEM_FENCE); /* tile written -> read */
-    cla_load_tile(raw, k_cache, page, first + CLA_BLOCK_KV, keys.end);
-    cla_find_pages(page, pages, first + 2 * CLA_BLOCK_KV, keys.end);
+    cla_mla_gpu_load_tile(raw, k_cache, page, first + CLA_BLOCK_KV, keys.end);
+    cla_mla_gpu_find_pages(page, pages, first + 2 * CLA_BLOCK_KV, keys.end);
 
     float scores[CLA_SCORES]; /* [ROWS_EACH][BLOCK_KV] */
     const int masked = first < common.begin || first + CLA_BLOCK_KV > common.end;
-    cla_score_tile(scores, query, tile);
+    cla_mla_gpu_score_tile(scores, query, tile);
     cla_sum_over_team(scores, scratch);
     /* All tiles as masked ones: fewer registers than two ways. */
 #pragma unroll
@@ -199,9 +201,9 @@ CLA_KERNEL clattn_mla_decode_gpu(CLA_PARAMS) {
       cla_rescale_rows(acc + r * CLA_ACC_QUADS, &factor);
     }
     if (masked) {
-      cla_add_values(acc, scores, tile, 0);
+      cla_mla_gpu_add_values(acc, scores, tile, 0);
     } else {
-      cla_add_values(acc, scores, tile, 1);
+      cla_mla_gpu_add_values(acc, scores, tile, 1);
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* tile read -> overwritten */
   }

@@ -78,9 +78,9 @@ static inline int cla_has_step(uint i, uint part) {
 
 /* The lane's part of the queries in the warp's steps; any others, where there is no row. A negative
    scale turns their signs: the softmax takes none. */
-static inline void cla_load_queries(ClaQuery* queries, const ClaTask* task, uint first_row,
-                                    __global const CLA_Q_T* q, long offset, long token_stride,
-                                    float scale, uint part, uint lane) {
+static inline void cla_mla_mma_load_queries(ClaQuery* queries, const ClaTask* task, uint first_row,
+                                            __global const CLA_Q_T* q, long offset,
+                                            long token_stride, float scale, uint part, uint lane) {
 #pragma unroll
   for (uint r = 0; r < CLA_QUERY_ROWS; ++r) {
     const uint row = first_row + (CLA_QUERY_ROWS == 1 ? cla_query_row(lane) : r);
@@ -135,8 +135,8 @@ static inline int cla_latent_overflows(const ClaKvRaw* raw) {
 }
 
 /* scores[C_SIZE] = Q K^T over the warp's dims. */
-static inline void cla_score_tile(float* scores, const ClaQuery* queries, __local const uint4* tile,
-                                  uint part, uint lane) {
+static inline void cla_mla_mma_score_tile(float* scores, const ClaQuery* queries,
+                                          __local const uint4* tile, uint part, uint lane) {
   tile += cla_k_key(lane) * CLA_LATENT_STRIDE + cla_k_unit(lane);
 #pragma unroll
   for (uint i = 0; i < CLA_C_SIZE; ++i) scores[i] = 0.0f;
@@ -168,7 +168,7 @@ static inline void cla_sum_over_parts(float* scores, __local float* parts, uint 
 static inline void cla_add_latent(float* acc, const float* scores, const ClaRow* rows,
                                   const ClaValues* values, int by_hand, ClaRange tile, uint lane) {
   if (by_hand) {
-    cla_add_seen_values(acc, scores, rows, values, tile);
+    cla_decode_add_seen_values(acc, scores, rows, values, tile);
   } else {
     cla_multiply_latent_pv(acc, scores, values->lane, values->stride);
   }
@@ -182,7 +182,7 @@ static inline void cla_add_latent(float* acc, const float* scores, const ClaRow*
     vstore4(values->lane[(cla_v_key(lane) + CLA_V_KEY_STEP(i / CLA_V_UNITS)) * values->stride +
                          i % CLA_V_UNITS * CLA_V_SPREAD],
             i, v);
-  if (by_hand) cla_extract_overflows(acc, v, rows, values, tile, lane);
+  if (by_hand) cla_decode_extract_overflows(acc, v, rows, values, tile, lane);
   cla_multiply_pv(acc, scores, v, lane);
 }
 #endif
@@ -231,9 +231,9 @@ CLA_KERNEL clattn_mla_mma(CLA_PARAMS) {
   ClaRow rows[CLA_LANE_ROWS];
   ClaRowState state[CLA_LANE_ROWS];
   float acc[CLA_ACC_SIZE];
-  cla_load_queries(queries, &task, first_row, q, call.q_offset, call.q_token_stride, scale, part,
-                   lane);
-  cla_begin_rows(rows, state, acc, &opt, &task, call.causal, first_row, lane);
+  cla_mla_mma_load_queries(queries, &task, first_row, q, call.q_offset, call.q_token_stride, scale,
+                           part, lane);
+  cla_decode_begin_rows(rows, state, acc, &opt, &task, call.causal, first_row, lane);
 
   int first = keys.begin - keys.begin % CLA_BLOCK_KV;
   int page = 0; /* of the own key in the tile behind the one in raw */
@@ -256,7 +256,7 @@ CLA_KERNEL clattn_mla_mma(CLA_PARAMS) {
     page = cla_page_of(pages, cla_team_position(first + 2 * CLA_BLOCK_KV, keys.end));
 
     float scores[CLA_C_SIZE];
-    cla_score_tile(scores, queries, tile, part, lane);
+    cla_mla_mma_score_tile(scores, queries, tile, part, lane);
 #if CLA_DIM_PARTS > 1
     cla_sum_over_parts(scores, parts, warp, lane);
 #endif

@@ -65,7 +65,7 @@ static inline float cla_kv_load1(__global const CLA_KV_T* p) {
 }
 
 /* Dims 8 * octet ... + 7 of a token. `plane`: its page's keys of this head. */
-static inline ClaF8 cla_load_key(__global const CLA_KV_T* plane, uint octet, uint token) {
+static inline ClaF8 cla_packed_load_key(__global const CLA_KV_T* plane, uint octet, uint token) {
   const long block = (long)(octet * 8 / CLA_CACHE_X) * CLA_PAGE_SIZE * CLA_CACHE_X;
   __global const CLA_KV_T* from =
       plane + block + (long)token * CLA_CACHE_X + octet * 8 % CLA_CACHE_X;
@@ -97,8 +97,8 @@ static inline void cla_stage_keys(__local float4* tile, const ClaTask* task,
     const uint position = (uint)tile_at + key;
     ClaF8 x = cla_zero8();
     if (position < (uint)task->item.kv_end) {
-      x = cla_load_key(cache + cla_plane_at(task, pages, position, num_kv_heads), octet,
-                       position % CLA_PAGE_SIZE);
+      x = cla_packed_load_key(cache + cla_plane_at(task, pages, position, num_kv_heads), octet,
+                              position % CLA_PAGE_SIZE);
     }
     tile[key * CLA_STRIDE + 2 * octet] = x.lo;
     tile[key * CLA_STRIDE + 2 * octet + 1] = x.hi;

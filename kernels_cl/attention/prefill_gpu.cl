@@ -26,13 +26,6 @@
 #define CLA_ROW_GROUPS (CLA_BLOCK_ROWS / 4)
 #define CLA_TEAM (CLA_WG_SIZE / CLA_ROW_GROUPS)
 #define CLA_KEYS (CLA_BLOCK_KV / CLA_TEAM)
-#if CLA_BLOCK_ROWS % 4 != 0 || CLA_WG_SIZE % CLA_ROW_GROUPS != 0 || \
-    CLA_BLOCK_KV % CLA_TEAM != 0 || CLA_BLOCK_KV % 4 != 0 || CLA_WG_SIZE < CLA_BLOCK_KV
-#error "prefill_gpu.cl: CLA_BLOCK_ROWS, CLA_BLOCK_KV and CLA_WG_SIZE do not tile"
-#endif
-
-#include "core/dims.clh"
-
 #define CLA_DIMS_QK (CLA_HEAD_DIM < 32 ? CLA_HEAD_DIM : 32)
 #define CLA_DIMS_PV (4 * CLA_TEAM)
 #define CLA_SLICES ((CLA_VALUE_DIM + CLA_DIMS_PV - 1) / CLA_DIMS_PV)
@@ -41,10 +34,17 @@
 #define CLA_LANE_ROWS 4
 #define CLA_ROW_SCORES CLA_KEYS
 #define CLA_ACC_QUADS CLA_SLICES
+
+#include "core/dims.clh"
 #include "tile/scalar.clh"
 
 #include "attention/results.clh"
 #include "attention/softmax.clh"
+
+#if CLA_BLOCK_ROWS % 4 != 0 || CLA_WG_SIZE % CLA_ROW_GROUPS != 0 || \
+    CLA_BLOCK_KV % CLA_TEAM != 0 || CLA_BLOCK_KV % 4 != 0 || CLA_WG_SIZE < CLA_BLOCK_KV
+#error "prefill_gpu.cl: CLA_BLOCK_ROWS, CLA_BLOCK_KV and CLA_WG_SIZE do not tile"
+#endif
 
 /* Strides of local tiles, in float4. An odd one spreads lanes that read a column over all banks. */
 #define CLA_QK_STRIDE (CLA_DIMS_QK / 4 + 1)
@@ -133,10 +133,11 @@ static inline void cla_add_slice(float4* acc, __local const float4* p_rows,
 }
 
 /* scores[4][KEYS] = Q K^T of the own rows and keys, a piece of the dims after the other. */
-static inline void cla_score_tile(float* scores, __local float4* stage, const ClaTask* task,
-                                  __global const CLA_Q_T* q, long offset, long token_stride,
-                                  float scale, const ClaHeadRows* keys, __local const long* key_at,
-                                  uint first_row) {
+static inline void cla_prefill_gpu_score_tile(float* scores, __local float4* stage,
+                                              const ClaTask* task, __global const CLA_Q_T* q,
+                                              long offset, long token_stride, float scale,
+                                              const ClaHeadRows* keys, __local const long* key_at,
+                                              uint first_row) {
   __local float4* k_stage = stage + CLA_BLOCK_ROWS * CLA_QK_STRIDE;
 #pragma unroll
   for (uint i = 0; i < CLA_SCORES; ++i) scores[i] = 0.0f;
@@ -193,8 +194,8 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
         CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end; /* for some row */
     float scores[CLA_SCORES];
     float factors[4];
-    cla_score_tile(scores, stage, &task, q, call.q_offset, call.q_token_stride, query_scale,
-                   &head_keys, key_at, first_row);
+    cla_prefill_gpu_score_tile(scores, stage, &task, q, call.q_offset, call.q_token_stride,
+                               query_scale, &head_keys, key_at, first_row);
     /* Readers of the exchange pass the next barrier before it is rewritten. All tiles as masked
        ones: fewer registers than two ways. */
     cla_rows_to_probabilities(scores, factors, state, rows, &opt, 1.0f, tile + (int)cla_member(), 1,

@@ -25,10 +25,6 @@
 
    Local memory: ((BLOCK_ROWS + 2 * BLOCK_KV) * STRIDE + 2 * BLOCK_KV * V_STRIDE) * 16 B, 103 KiB
    with 128 rows, 64 keys and 128 dims. */
-#include "core/dims.clh"
-#include "tile/unit.clh"
-#include "tile/warps.clh"
-
 #define CLA_QK_STEPS ((CLA_HEAD_DIM + CLA_TILE_DEPTH - 1) / CLA_TILE_DEPTH)
 /* Units of 16 bytes from row to row in local memory. Odd, so that eight rows lie in all banks. */
 #define CLA_STEP_UNITS (CLA_TILE_DEPTH / 8)
@@ -36,6 +32,21 @@
 #define CLA_QUERY_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
 #define CLA_V_STRIDE (CLA_STEP_UNITS * ((CLA_VALUE_DIM + CLA_TILE_DEPTH - 1) / CLA_TILE_DEPTH) | 1)
 #define CLA_TILE_UNIT(row, unit) ((row)*CLA_V_STRIDE + (unit))
+/* If there are more warps than row tiles, several warps share a row: each computes all of Q K^T,
+   but only its own part of the dims of V and O, from unit FIRST_UNIT on. The last part starts
+   earlier rather than running past the last dim, so two warps may compute the same units. */
+#define CLA_DIM_PARTS \
+  (CLA_TILE_ROWS * CLA_WARPS > CLA_BLOCK_ROWS ? CLA_TILE_ROWS * CLA_WARPS / CLA_BLOCK_ROWS : 1)
+#define CLA_FIRST_UNIT(warp) \
+  min((warp) % CLA_DIM_PARTS * CLA_ACC_TILES, (uint)(CLA_DIM_UNITS - CLA_ACC_TILES))
+
+#include "tile/unit.clh"
+
+#include "attention/row_tiles.clh"
+#if CLA_KV_QUANT
+#include "tile/cache_pairs.clh"
+#endif
+
 #ifndef CLA_KEY_UNIT /* keys lie as queries do */
 #define CLA_KEY_UNIT(key, unit) CLA_QUERY_UNIT(key, unit)
 #define CLA_KEY_TILE_UNITS (CLA_BLOCK_KV * CLA_STRIDE)
@@ -43,25 +54,6 @@
 /* 0, of which the compiler cannot be sure with CLA_FEW_REGISTERS: it computes a lane's addresses
    anew for each tile, and they take no registers meanwhile. */
 #define CLA_ZERO(tile) (CLA_FEW_REGISTERS ? (uint)((tile) >> 31) : 0u)
-/* If there are more warps than row tiles, several warps share a row: each computes all of Q K^T,
-   but only its own part of the dims of V and O, from unit FIRST_UNIT on. The last part starts
-   earlier rather than running past the last dim, so two warps may compute the same units. */
-#if CLA_TILE_ROWS * CLA_WARPS > CLA_BLOCK_ROWS
-#define CLA_DIM_PARTS (CLA_TILE_ROWS * CLA_WARPS / CLA_BLOCK_ROWS)
-#define CLA_FIRST_UNIT(warp) \
-  min((warp) % CLA_DIM_PARTS * CLA_ACC_TILES, (uint)(CLA_DIM_UNITS - CLA_ACC_TILES))
-#if CLA_TILE_COLUMNS != 8
-#error "prefill_mma.cl: dims are shared in units of 8"
-#endif
-#else
-#define CLA_DIM_PARTS 1
-#define CLA_FIRST_UNIT(warp) 0
-#endif
-#include "attention/row_tiles.clh"
-#if CLA_KV_QUANT
-#include "tile/cache_pairs.clh"
-#endif
-
 #define CLA_FRAGMENTS (CLA_BLOCK_ROWS * CLA_DIM_PARTS / (CLA_TILE_ROWS * CLA_WARPS))
 #define CLA_OWN_KEYS ((CLA_BLOCK_KV + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
 #if CLA_BLOCK_ROWS * CLA_DIM_PARTS % (CLA_TILE_ROWS * CLA_WARPS) != 0 ||  \
@@ -69,10 +61,13 @@
     CLA_BLOCK_KV % (CLA_B_TILES * CLA_TILE_COLUMNS) != 0
 #error "prefill_mma.cl: CLA_BLOCK_ROWS, CLA_BLOCK_KV and CLA_WG_SIZE do not tile"
 #endif
+#if CLA_DIM_PARTS > 1 && CLA_TILE_COLUMNS != 8
+#error "prefill_mma.cl: dims are shared in units of 8"
+#endif
 
 /* scores[FRAGMENTS][SCORE_TILES][C_SIZE] = Q K^T for the warp's rows. */
-static inline void cla_multiply_qk(float* scores, __local const uint4* q_rows,
-                                   __local const uint4* k_tile, uint lane) {
+static inline void cla_prefill_multiply_qk(float* scores, __local const uint4* q_rows,
+                                           __local const uint4* k_tile, uint lane) {
 #pragma unroll
   for (uint i = 0; i < CLA_FRAGMENTS * CLA_SCORE_TILES * CLA_C_SIZE; ++i) scores[i] = 0.0f;
 #pragma unroll
@@ -133,7 +128,7 @@ static inline void cla_start_copies(__local uint4* k_tile, __local uint4* v_tile
 }
 
 /* Zeros the units behind the last dim that products meet, of queries and of a tile of keys. */
-static inline void cla_zero_behind(__local uint4* q_tile, __local uint4* k_tile) {
+static inline void cla_prefill_zero_behind(__local uint4* q_tile, __local uint4* k_tile) {
 #if CLA_STEP_UNITS * CLA_QK_STEPS != CLA_QUERY_ROW_UNITS
   for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_ROWS; i += CLA_WG_SIZE)
     q_tile[CLA_QUERY_UNIT(i, CLA_QUERY_ROW_UNITS)] = (uint4)(0u);
@@ -143,8 +138,8 @@ static inline void cla_zero_behind(__local uint4* q_tile, __local uint4* k_tile)
 }
 
 /* acc[FRAGMENTS][ACC_TILES][C_SIZE] += P V, P as left in `scores` by the softmax. */
-static inline void cla_multiply_pv(float* acc, const float* scores, __local const uint4* v_tile,
-                                   uint lane) {
+static inline void cla_prefill_multiply_pv(float* acc, const float* scores,
+                                           __local const uint4* v_tile, uint lane) {
 #pragma unroll
   for (uint step = 0; step < CLA_KEY_STEPS; ++step) {
     ClaA a[CLA_FRAGMENTS];
@@ -169,7 +164,7 @@ static inline void cla_multiply_pv(float* acc, const float* scores, __local cons
 
 /* Whether a tile of values holds what must not meet a row that does not see it. The same for a
    warp. */
-static inline int cla_values_overflow(__local const uint4* v_tile, uint lane) {
+static inline int cla_prefill_values_overflow(__local const uint4* v_tile, uint lane) {
   int any = 0;
   for (uint i = lane; i < CLA_BLOCK_KV * CLA_DIM_UNITS; i += CLA_LANES)
     any |= cla_unit_overflows(v_tile[CLA_TILE_UNIT(i / CLA_DIM_UNITS, i % CLA_DIM_UNITS)]);
@@ -189,9 +184,9 @@ static inline uint cla_own_row(const ClaWarpRows* own, uint r, uint lane) {
 }
 
 /* A tile's products with keys become probabilities, and the accumulator takes in its values. */
-static inline void cla_take_tile(float* acc, float* scores, ClaWarpRows* own, const ClaOptions* opt,
-                                 float scale, int tile, int masked, __local const uint4* v_tile,
-                                 uint first_unit, uint lane) {
+static inline void cla_prefill_take_tile(float* acc, float* scores, ClaWarpRows* own,
+                                         const ClaOptions* opt, float scale, int tile, int masked,
+                                         __local const uint4* v_tile, uint first_unit, uint lane) {
   const int first_key = tile + (int)cla_c_column(lane);
 #pragma unroll
   for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
@@ -210,8 +205,8 @@ static inline void cla_take_tile(float* acc, float* scores, ClaWarpRows* own, co
 #endif
     cla_rescale_rows(acc + m * CLA_ACC_TILES * CLA_C_SIZE, factors);
   }
-  if (!masked || !cla_values_overflow(v_tile, lane)) {
-    cla_multiply_pv(acc, scores, v_tile + first_unit, lane);
+  if (!masked || !cla_prefill_values_overflow(v_tile, lane)) {
+    cla_prefill_multiply_pv(acc, scores, v_tile + first_unit, lane);
     return;
   }
 #pragma unroll
@@ -243,7 +238,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
 
   ClaWarpRows own;
   float acc[CLA_FRAGMENTS * CLA_ACC_TILES * CLA_C_SIZE];
-  const uint first_unit = CLA_FIRST_UNIT(cla_warp());
+  const uint first_unit = CLA_DIM_PARTS == 1 ? 0 : CLA_FIRST_UNIT(cla_warp());
   own.first_row = cla_warp() / CLA_DIM_PARTS * (CLA_TILE_ROWS * CLA_FRAGMENTS);
 #pragma unroll
   for (uint r = 0; r < CLA_FRAGMENTS * CLA_C_ROWS; ++r) {
@@ -255,7 +250,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
 
   const ClaTeam team = {0, CLA_BLOCK_ROWS, lid, CLA_WG_SIZE};
   cla_start_queries(q_tile, &task, team, q, call.q_offset, call.q_token_stride, scale);
-  cla_zero_behind(q_tile, k_tile[0]);
+  cla_prefill_zero_behind(q_tile, k_tile[0]);
   for (uint i = lid; i < 2 * CLA_BLOCK_KV; i += CLA_WG_SIZE)
     key_at[0][i] = cla_key_at(&task.item, pages, keys.end, keys.begin + (int)i, head_at,
                               call.block_stride, call.token_stride);
@@ -279,12 +274,12 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
                                call.block_stride, call.token_stride);
 
     float scores[CLA_FRAGMENTS * CLA_SCORE_TILES * CLA_C_SIZE];
-    cla_multiply_qk(scores, q_tile + (own.first_row + CLA_ZERO(tile)) * CLA_STRIDE, k_tile[stage],
-                    lane);
+    cla_prefill_multiply_qk(scores, q_tile + (own.first_row + CLA_ZERO(tile)) * CLA_STRIDE,
+                            k_tile[stage], lane);
     const int masked =
         CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end; /* for some row */
-    cla_take_tile(acc, scores, &own, &opt, fabs(scale), tile, masked, v_tile[stage], first_unit,
-                  lane);
+    cla_prefill_take_tile(acc, scores, &own, &opt, fabs(scale), tile, masked, v_tile[stage],
+                          first_unit, lane);
 #pragma unroll
     for (uint i = 0; i < CLA_OWN_KEYS; ++i) {
       const uint key = lid + i * CLA_WG_SIZE;

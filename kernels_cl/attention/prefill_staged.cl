@@ -43,12 +43,6 @@
 
    Local memory: K of BLOCK_KV rows of HEAD_DIM elements, V of HEAD_DIM rows of BLOCK_KV, 16 B more
    for each row, and 16 B a work-item. */
-#include "tile/unit.clh"
-
-#include "tile/warps.clh"
-
-#include "core/dims.clh"
-
 #define CLA_QK_STEPS ((CLA_HEAD_DIM + CLA_TILE_DEPTH - 1) / CLA_TILE_DEPTH)
 /* Units of 16 bytes from row to row in local memory. Odd, so that eight rows lie in all banks. */
 #define CLA_STEP_UNITS (CLA_TILE_DEPTH / 8)
@@ -56,10 +50,6 @@
 #define CLA_V_STRIDE (CLA_BLOCK_KV / 8 | 1)
 /* Maxima are exchanged only if one has grown, which is rare after the first tiles. */
 #define CLA_EXCHANGES(grows) cla_any_lane(grows)
-#include "attention/row_tiles.clh"
-
-#include "tile/cache_pairs.clh"
-
 #define CLA_MARK_1 (CLA_Q_DTYPE == 1 ? 0x3c00u : 0x3f80u)
 #define CLA_MARK_64 (CLA_Q_DTYPE == 1 ? 0x5400u : 0x4280u)
 #define CLA_MARK_4096 (CLA_Q_DTYPE == 1 ? 0x6c00u : 0x4580u)
@@ -77,6 +67,12 @@
 #define CLA_VALUE_PAIRS (CLA_BLOCK_KV * CLA_DIM_UNITS / 2)
 #define CLA_K_LOADS ((CLA_KEY_UNITS + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
 #define CLA_V_LOADS ((CLA_VALUE_PAIRS + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
+
+#include "tile/unit.clh"
+
+#include "attention/row_tiles.clh"
+#include "tile/cache_pairs.clh"
+
 #if CLA_BLOCK_ROWS != CLA_TILE_ROWS * CLA_WARPS || CLA_WG_SIZE % CLA_LANES != 0 || \
     CLA_BLOCK_KV % CLA_TILE_DEPTH != 0 || CLA_BLOCK_KV % CLA_TILE_COLUMNS != 0 ||  \
     CLA_WG_SIZE % CLA_BLOCK_KV != 0 || CLA_WG_SIZE < 2 * CLA_BLOCK_KV
@@ -181,7 +177,7 @@ static inline void cla_store_stage(const ClaStage* stage, __local uint4* k_tile,
 }
 
 /* Zeros what products meet behind the last dim: a unit of each key, rows of V^T. */
-static inline void cla_zero_behind(__local uint4* k_tile, __local uint4* v_tile) {
+static inline void cla_staged_zero_behind(__local uint4* k_tile, __local uint4* v_tile) {
   if (CLA_STEP_UNITS * CLA_QK_STEPS != CLA_QUERY_ROW_UNITS) {
     for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_KV; i += CLA_WG_SIZE)
       k_tile[i * CLA_K_STRIDE + CLA_QUERY_ROW_UNITS] = (uint4)(0u);
@@ -198,7 +194,8 @@ typedef struct ClaQueries {
 } ClaQueries;
 
 /* Its units in the steps from `first` on. */
-static inline void cla_load_queries(ClaA* a, const ClaQueries* queries, uint first, uint lane) {
+static inline void cla_staged_load_queries(ClaA* a, const ClaQueries* queries, uint first,
+                                           uint lane) {
 #pragma unroll
   for (uint i = 0; i < CLA_HELD_STEPS * CLA_A_UNITS; ++i) {
     const uint first_unit = (first + i / CLA_A_UNITS) * CLA_STEP_UNITS;
@@ -212,14 +209,15 @@ static inline void cla_load_queries(ClaA* a, const ClaQueries* queries, uint fir
 
 /* Operands B being loaded. Loads are CLA_B_AHEAD before their products, and no more, for each
    takes registers. */
-typedef struct ClaOperands {
+typedef struct ClaStagedOperands {
   ClaB b[2][CLA_B_AHEAD];
-} ClaOperands;
+} ClaStagedOperands;
 
 /* Loads those of products first ... first + B_AHEAD - 1 of num_tiles * num_steps; the columns of B
    are rows of `tile`. */
-static inline void cla_load_operands(ClaOperands* to, uint first, uint num_tiles, uint num_steps,
-                                     __local const uint4* tile, uint stride, uint lane) {
+static inline void cla_load_operands(ClaStagedOperands* to, uint first, uint num_tiles,
+                                     uint num_steps, __local const uint4* tile, uint stride,
+                                     uint lane) {
 #pragma unroll
   for (uint i = first; i < min(first + CLA_B_AHEAD, num_tiles * num_steps); ++i)
     cla_load_b_columns(
@@ -230,9 +228,9 @@ static inline void cla_load_operands(ClaOperands* to, uint first, uint num_tiles
 }
 
 /* c[num_tiles][C_SIZE] += A B of num_steps steps; the first operands are loaded. */
-static inline void cla_multiply(float* c, uint num_tiles, const ClaA* a, uint num_steps,
-                                ClaOperands* of, __local const uint4* tile, uint stride,
-                                uint lane) {
+static inline void cla_staged_multiply(float* c, uint num_tiles, const ClaA* a, uint num_steps,
+                                       ClaStagedOperands* of, __local const uint4* tile,
+                                       uint stride, uint lane) {
   const uint num = num_tiles * num_steps;
   CLA_SET_PRIORITY(1);
 #pragma unroll
@@ -248,19 +246,21 @@ static inline void cla_multiply(float* c, uint num_tiles, const ClaA* a, uint nu
 }
 
 /* The first operands of S and of P V. */
-static inline void cla_start_keys(ClaOperands* of, __local const uint4* k_tile, uint first_step,
-                                  uint num_steps, uint lane) {
+static inline void cla_start_keys(ClaStagedOperands* of, __local const uint4* k_tile,
+                                  uint first_step, uint num_steps, uint lane) {
   cla_load_operands(of, 0, CLA_SCORE_TILES, num_steps, k_tile + first_step * CLA_STEP_UNITS,
                     CLA_K_STRIDE, lane);
 }
-static inline void cla_start_values(ClaOperands* of, __local const uint4* v_tile, uint lane) {
+static inline void cla_staged_start_values(ClaStagedOperands* of, __local const uint4* v_tile,
+                                           uint lane) {
   cla_load_operands(of, 0, CLA_ACC_TILES, CLA_KEY_STEPS, v_tile, CLA_V_STRIDE, lane);
 }
 
 /* scores[SCORE_TILES][C_SIZE] = Q K^T; `a` holds the queries of the first steps, `of` the first
    operands. */
-static inline void cla_multiply_qk(float* scores, ClaA* a, const ClaQueries* queries,
-                                   ClaOperands* of, __local const uint4* k_tile, uint lane) {
+static inline void cla_staged_multiply_qk(float* scores, ClaA* a, const ClaQueries* queries,
+                                          ClaStagedOperands* of, __local const uint4* k_tile,
+                                          uint lane) {
 #pragma unroll
   for (uint i = 0; i < CLA_SCORE_TILES * CLA_C_SIZE; ++i) scores[i] = 0.0f;
 #pragma unroll
@@ -269,18 +269,18 @@ static inline void cla_multiply_qk(float* scores, ClaA* a, const ClaQueries* que
       uint again = 0; /* so that the compiler does not load them before the loop */
       CLA_KEEP_PLACE(again);
       const ClaQueries here = {queries->row + again, queries->signs};
-      cla_load_queries(a, &here, step, lane);
+      cla_staged_load_queries(a, &here, step, lane);
     }
     const uint num_steps = min(CLA_HELD_STEPS, CLA_QK_STEPS - (int)step);
     if (step > 0) cla_start_keys(of, k_tile, step, num_steps, lane);
-    cla_multiply(scores, CLA_SCORE_TILES, a, num_steps, of, k_tile + step * CLA_STEP_UNITS,
-                 CLA_K_STRIDE, lane);
+    cla_staged_multiply(scores, CLA_SCORE_TILES, a, num_steps, of, k_tile + step * CLA_STEP_UNITS,
+                        CLA_K_STRIDE, lane);
   }
 }
 
 /* Whether a tile of values holds what must not meet a row that does not see it. The same for a
    warp. */
-static inline int cla_values_overflow(__local const uint4* v_tile, uint lane) {
+static inline int cla_staged_values_overflow(__local const uint4* v_tile, uint lane) {
   int any = 0;
   for (uint i = lane; i < CLA_VALUE_DIM * (CLA_BLOCK_KV / 8); i += CLA_LANES) {
     const ClaUnitAt at = cla_unit_at(i, CLA_BLOCK_KV / 8);
@@ -317,8 +317,8 @@ static inline uint cla_finite_pair(uint pair) {
 /* A product would let infinite or NaN values touch rows that do not see their keys. They are taken
    out of the tile, and added to the sums of the rows that see them. Slow, and seldom wanted; the
    whole group does it. `scores` are lost. */
-static inline void cla_extract_overflows(float* acc, float* scores, const ClaRow* row,
-                                         __local uint4* v_tile, int first_key, uint lane) {
+static inline void cla_staged_extract_overflows(float* acc, float* scores, const ClaRow* row,
+                                                __local uint4* v_tile, int first_key, uint lane) {
   ClaA seen[CLA_KEY_STEPS];
 #pragma unroll
   for (uint i = 0; i < CLA_ROW_SCORES; ++i)
@@ -357,24 +357,25 @@ static inline void cla_extract_overflows(float* acc, float* scores, const ClaRow
 }
 
 /* A tile's products with keys become probabilities, and the accumulator takes in its values. */
-static inline void cla_take_tile(float* acc, float* scores, ClaRowState* state, const ClaRow* row,
-                                 const ClaOptions* opt, float scale, int tile, int masked,
-                                 __local uint4* v_tile, uint lane) {
+static inline void cla_staged_take_tile(float* acc, float* scores, ClaRowState* state,
+                                        const ClaRow* row, const ClaOptions* opt, float scale,
+                                        int tile, int masked, __local uint4* v_tile, uint lane) {
   const int first_key = tile + (int)cla_c_column(lane);
   float factor;
   ClaA probabilities[CLA_KEY_STEPS];
-  ClaOperands of;
-  if (CLA_B_EARLY) cla_start_values(&of, v_tile, lane);
+  ClaStagedOperands of;
+  if (CLA_B_EARLY) cla_staged_start_values(&of, v_tile, lane);
   cla_rows_to_probabilities(scores, &factor, state, row, opt, scale, first_key, masked, 0);
   cla_rescale_rows(acc, &factor);
   cla_round_rows(probabilities, scores);
 #if CLA_MASK /* gfx1100 spills (clang 19) if the compiler knows that every tile is masked */
   CLA_KEEP_PLACE(masked);
 #endif
-  const int overflow = masked && cla_values_overflow(v_tile, lane);
-  if (overflow) cla_extract_overflows(acc, scores, row, v_tile, first_key, lane);
-  if (overflow || !CLA_B_EARLY) cla_start_values(&of, v_tile, lane);
-  cla_multiply(acc, CLA_ACC_TILES, probabilities, CLA_KEY_STEPS, &of, v_tile, CLA_V_STRIDE, lane);
+  const int overflow = masked && cla_staged_values_overflow(v_tile, lane);
+  if (overflow) cla_staged_extract_overflows(acc, scores, row, v_tile, first_key, lane);
+  if (overflow || !CLA_B_EARLY) cla_staged_start_values(&of, v_tile, lane);
+  cla_staged_multiply(acc, CLA_ACC_TILES, probabilities, CLA_KEY_STEPS, &of, v_tile, CLA_V_STRIDE,
+                      lane);
 }
 
 CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
@@ -404,11 +405,11 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
   const ClaQueries queries = {q + queries_at, scale < 0.0f ? 0x80008000u : 0u};
   ClaA held[CLA_HELD_STEPS];
   float acc[CLA_ACC_SIZE];
-  cla_load_queries(held, &queries, 0, lane);
+  cla_staged_load_queries(held, &queries, 0, lane);
 #pragma unroll
   for (uint i = 0; i < CLA_ACC_SIZE; ++i) acc[i] = 0.0f;
 
-  cla_zero_behind(k_tile, v_tile);
+  cla_staged_zero_behind(k_tile, v_tile);
   key_at[lid] = cla_readable_key(&task.item, pages, keys.end, keys.begin + (int)lid, head_at,
                                  call.block_stride, call.token_stride);
   barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
@@ -422,7 +423,7 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
     if (keys.end - tile < CLA_BLOCK_KV) cla_cut_stage(&stage, keys.end - tile);
     cla_store_stage(&stage, k_tile, v_tile);
     barrier(CLK_LOCAL_MEM_FENCE); /* K, V and later key_at written -> read */
-    ClaOperands of;
+    ClaStagedOperands of;
     if (CLA_B_EARLY) cla_start_keys(&of, k_tile, 0, CLA_HELD_STEPS, lane);
     cla_start_stage(&stage, &head_keys, &head_values,
                     key_at + (first + CLA_BLOCK_KV) % CLA_KEY_RING);
@@ -433,10 +434,10 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
 
     float scores[CLA_SCORE_TILES * CLA_C_SIZE];
     if (!CLA_B_EARLY) cla_start_keys(&of, k_tile, 0, CLA_HELD_STEPS, lane);
-    cla_multiply_qk(scores, held, &queries, &of, k_tile, lane);
+    cla_staged_multiply_qk(scores, held, &queries, &of, k_tile, lane);
     const int masked =
         CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end; /* for some row */
-    cla_take_tile(acc, scores, &state, &row, &opt, fabs(scale), tile, masked, v_tile, lane);
+    cla_staged_take_tile(acc, scores, &state, &row, &opt, fabs(scale), tile, masked, v_tile, lane);
     if (looks_up) key_at[(first + CLA_WG_SIZE + lid) % CLA_KEY_RING] = later_at;
   }
 

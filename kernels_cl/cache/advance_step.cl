@@ -45,13 +45,13 @@ static inline int cla_advanced_pages(__global const int* seq_lens, __global cons
 }
 
 /* What a row of the next step's input consists of. */
-typedef struct ClaRows {
+typedef struct ClaAdvanceRows {
   __global long* tokens;        /* [num_seqs] */
   __global const long* sampled; /* [num_queries] */
   __global long* positions;     /* [num_seqs] */
   __global int* seq_lens;       /* [num_seqs] */
   __global long* slots;         /* [num_seqs] */
-} ClaRows;
+} ClaAdvanceRows;
 
 /* Its parameters; table: [num_seqs, table_stride]. */
 #define CLA_ROWS_PARAMS                                                   \
@@ -63,8 +63,8 @@ typedef struct ClaRows {
   { tokens, sampled, positions, seq_lens, slots }
 
 /* Row `row`: padding, unless it advances. Returns how many tokens its last page then has. */
-static inline int cla_write_row(const ClaRows* rows, uint row, int advances,
-                                __global const int* table, uint page_size) {
+static inline int cla_advance_write_row(const ClaAdvanceRows* rows, uint row, int advances,
+                                        __global const int* table, uint page_size) {
   if (!advances) {
     rows->tokens[row] = 0;
     rows->positions[row] = 0;
@@ -85,14 +85,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ad
     __global int* errors) {           /* [1] */
   __local int outside;
   const uint row = (uint)get_group_id(0);
-  const ClaRows rows = CLA_ROWS;
+  const ClaAdvanceRows rows = CLA_ROWS;
   table += (ulong)row * (ulong)table_stride;
   int pages = 0;
   if (row < (uint)num_queries) { /* the same for the whole group */
     pages = cla_advanced_pages(seq_lens, table, table_stride, (uint)page_size, num_blocks, errors,
                                &outside);
   }
-  if (get_local_id(0) == 0) cla_write_row(&rows, row, pages > 0, table, (uint)page_size);
+  if (get_local_id(0) == 0) cla_advance_write_row(&rows, row, pages > 0, table, (uint)page_size);
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_advance_bounds(
@@ -155,13 +155,13 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ad
     __global int* restrict indices,                      /* pages */
     __global int* restrict last_page_len) {              /* [num_seqs] */
   const uint row = (uint)get_group_id(0);
-  const ClaRows rows = CLA_ROWS;
+  const ClaAdvanceRows rows = CLA_ROWS;
   const int pages = row < (uint)num_queries ? bound[row] : 0;
   table += (ulong)row * (ulong)table_stride;
   for (int c = (int)get_local_id(0); c < pages; c += CLA_WG_SIZE)
     indices[(long)indptr[row] + c] = table[c];
   if (get_local_id(0) != 0) return;
-  const int page_len = cla_write_row(&rows, row, pages > 0, table, (uint)page_size);
+  const int page_len = cla_advance_write_row(&rows, row, pages > 0, table, (uint)page_size);
   if (pages > 0) last_page_len[row] = page_len;
 }
 

@@ -12,11 +12,13 @@
 
    Launch: num_planes * num_pairs * num_splits groups. */
 #include "cache/planes.clh"
+#if CLA_WG_SIZE == 1
+#include "core/stream.clh"
+#endif
 
 #define CLA_COPY_UNITS 4 /* of a work-item in flight together */
 
 #if CLA_WG_SIZE == 1
-#include "core/stream.clh"
 
 /* `count` units that follow each other; past: past the caches, where the line of `to` begins there.
  */

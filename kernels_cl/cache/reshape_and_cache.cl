@@ -91,10 +91,11 @@ typedef struct ClaInput {
   long value_token_stride;
 } ClaInput;
 
-static inline __global const CLA_Q_T* cla_key_at(const ClaInput* in, uint token, uint unit) {
+static inline __global const CLA_Q_T* cla_cache_key_at(const ClaInput* in, uint token, uint unit) {
   return in->key + (long)token * in->key_token_stride + (long)unit * 8;
 }
-static inline __global const CLA_Q_T* cla_value_at(const ClaInput* in, uint token, uint unit) {
+static inline __global const CLA_Q_T* cla_cache_value_at(const ClaInput* in, uint token,
+                                                         uint unit) {
   return in->value + (long)token * in->value_token_stride + (long)unit * 8;
 }
 static inline int cla_input_aligned(const ClaInput* in) {
@@ -134,7 +135,7 @@ typedef struct ClaPlanes {
   long head_stride;
 } ClaPlanes;
 
-static inline long cla_unit_at(const ClaPlanes* cache, long slot, uint unit) {
+static inline long cla_cache_unit_at(const ClaPlanes* cache, long slot, uint unit) {
   const uint in_page = (uint)((ulong)slot % CLA_PAGE_SIZE);
   const uint head = unit / (CLA_HEAD_DIM / 8);
   const uint own_unit = unit % (CLA_HEAD_DIM / 8);
@@ -164,9 +165,9 @@ clattn_reshape_and_cache_flash(CLA_WRITE_PARAMS) {
   const ClaPlanes cache = {CLA_WRITE_KEYS, CLA_WRITE_VALUES, call.block_stride, call.token_stride,
                            call.head_stride};
   const float2 scales = cla_unit_scales(&opt, unit, num_kv_heads);
-  const long to = cla_unit_at(&cache, slot, unit);
-  __global const CLA_Q_T* const k_from = cla_key_at(&in, token, unit);
-  __global const CLA_Q_T* const v_from = cla_value_at(&in, token, unit);
+  const long to = cla_cache_unit_at(&cache, slot, unit);
+  __global const CLA_Q_T* const k_from = cla_cache_key_at(&in, token, unit);
+  __global const CLA_Q_T* const v_from = cla_cache_value_at(&in, token, unit);
   if (cla_input_aligned(&in) && cla_planes_aligned(&cache)) {
     const ClaRaw k = cla_raw_load(k_from);
     const ClaRaw v = cla_raw_load(v_from);
@@ -243,8 +244,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_re
   if (slot < 0) return;
   for (; unit < end; ++unit) {
     const float2 scales = cla_unit_scales(&opt, unit, cache.num_kv_heads);
-    __global const CLA_Q_T* const k_from = cla_key_at(&in, token, unit);
-    __global const CLA_Q_T* const v_from = cla_value_at(&in, token, unit);
+    __global const CLA_Q_T* const k_from = cla_cache_key_at(&in, token, unit);
+    __global const CLA_Q_T* const v_from = cla_cache_value_at(&in, token, unit);
     if (aligned) {
       const ClaRaw k = cla_raw_load(k_from);
       const ClaRaw v = cla_raw_load(v_from);

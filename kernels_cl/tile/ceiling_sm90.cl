@@ -13,6 +13,7 @@
 
    Local memory: 32 KiB. */
 #include "tile/sm90.clh"
+#include "tile/sm90_stages.clh"
 
 #if CLA_WG_SIZE != 2 * CLA_WARPGROUP
 #error "CLA_WG_SIZE must be 256"

@@ -14,6 +14,22 @@
 #error "a macro of the table above is missing"
 #endif
 
+#if CLA_SELFTEST == 11
+#define CLA_PTX 2
+#elif CLA_SELFTEST == 12
+#define CLA_X86_PREFETCH 1
+#endif
+
+#if CLA_SELFTEST == 6
+#include "tile/avx512_bf16.clh"
+#elif CLA_SELFTEST == 10
+#include "shared/call.h"
+#elif CLA_SELFTEST == 11
+#include "tile/lanes.clh"
+#elif CLA_SELFTEST == 12
+#include "core/native.clh"
+#endif
+
 // What a kernel answers: seed + lane in result[CLA_WG_SIZE] where all is well, if it says no other.
 #define CLA_SELFTEST_KERNEL(name)                                              \
   __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void name( \
@@ -143,8 +159,6 @@ CLA_SELFTEST_KERNEL(clattn_selftest_fp8) {
 #error "these registers are not for this compiler"
 #endif
 
-#include "tile/avx512_bf16.clh"
-
 // Runs an instruction with eax and ecx of `registers`, and returns eax, ebx, ecx and edx. Compilers
 // that target SPIR know no constraint for these, so the assembly saves and restores them itself, on
 // the stack below the red zone.
@@ -261,9 +275,6 @@ CLA_SELFTEST_KERNEL(clattn_selftest_builtins) {
 
 #elif CLA_SELFTEST == 12
 
-#define CLA_X86_PREFETCH 1
-#include "core/native.clh"
-
 CLA_SELFTEST_KERNEL(clattn_selftest_prefetch) {
   const uint lane = (uint)get_local_id(0);
   CLA_FETCH(result + lane);
@@ -287,8 +298,6 @@ CLA_SELFTEST_KERNEL(clattn_selftest_loops) {
 }
 
 #elif CLA_SELFTEST == 10
-
-#include "shared/call.h"
 
 // Word i of the struct is seed + i.
 #define CLA_IS_LONG(member, i) \
@@ -317,9 +326,6 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
 }
 
 #elif CLA_SELFTEST == 11
-
-#define CLA_PTX 2
-#include "tile/lanes.clh"
 
 // The functions of tile/lanes.clh by sub-groups of CLA_SUB_GROUP, which leave a loop at different
 // times, as warps do that share the keys of a task. PoCL makes a barrier of the whole group of each

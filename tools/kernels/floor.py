@@ -13,7 +13,7 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
 KERNELS = TOP / "kernels_cl"
-ASYNCHRONOUS = "attention/prefill_wgmma.cl"  # the kernel that meets most, and its unit
+ASYNCHRONOUS = "attention/wgmma/prefill_wgmma.cl"  # the kernel that meets most, and its unit
 ASYNCHRONOUS_UNIT = "tile/sm90.clh"
 # What the host defines for kernels (variants.cpp, runtime.cpp, device_info.cpp).
 HOST = set("""AT_ONCE BLOCK_KV BLOCK_ROWS BOXES CHUNK_LOOKBACK COPY_BYTES DOT ELEMENT_BYTES
@@ -163,18 +163,18 @@ def table():
     longest = lengths()
     size = sum((KERNELS / file).read_text().count("\n") for file in FILES)
     counted = [
-        ("macros met by prefill_wgmma", len(macros), 225, 120, macros),
-        ("#if per 100 lines of prefill_wgmma", density, 12.1, 8, asked),
-        ("uses of CLA_FP8_PRODUCTS", None, 45, 10, uses_of("CLA_FP8_PRODUCTS")),
-        ("functions of one name in several files", None, 57, 10, functions),
-        ("structs of one name in several files", None, 8, 0, structs),
+        ("macros met by prefill_wgmma", len(macros), 217, 120, macros),
+        ("#if per 100 lines of prefill_wgmma", density, 9.7, 8, asked),
+        ("uses of CLA_FP8_PRODUCTS", None, 0, 10, uses_of("CLA_FP8_PRODUCTS")),
+        ("functions of one name in several files", None, 28, 10, functions),
+        ("structs of one name in several files", None, 4, 0, structs),
         ("softmaxes", None, 4, 3, softmaxes()),
         ("tables that list units", None, 2, 1, unit_tables()),
-        ("headers that their includer sets unchecked", None, 14, 0, ambient_headers()),
-        ("includes between definitions", None, 36, 0, late_includes()),
-        ("lines of the longest function", longest[-1][0], 102, 90,
+        ("headers that their includer sets unchecked", None, 0, 0, ambient_headers()),
+        ("includes between definitions", None, 0, 0, late_includes()),
+        ("lines of the longest function", longest[-1][0], 97, 90,
          [f"{lines} {at}" for lines, at in longest[-20:]]),
-        ("lines of kernels_cl", size, 15214, 15150, []),
+        ("lines of kernels_cl", size, 15478, 15150, []),
     ]
     return [(what, len(of) if count is None else count, limit, goal, of)
             for what, count, limit, goal, of in counted]

@@ -369,7 +369,6 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       variant.block_rows > 0 ? tile_rows(variant, shape) : 0, variant.block_kv,
       variant.work_group_size, vec, ptx, merges_splits(variant) ? 1 : 0, x, tiling.kv_heads,
       unit.ptx && (capabilities.fp8_conversions || unit.fp8_products) ? 1 : 0, unit.dot);
-  if (unit.fp8_products) options += " -DCLA_FP8_PRODUCTS=1";
   if (by_sub_groups) options += fmt::format(" -DCLA_SUB_GROUP={}", unit.lanes);
   if (!by_sub_groups) options += unit_options(unit_of(variant.unit_id));
   if (shape.values_apart()) options += fmt::format(" -DCLA_VALUE_DIM={}", shape.value_size());

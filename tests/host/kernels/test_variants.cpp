@@ -173,12 +173,13 @@ TEST(Variants, Fp8ProductsAreForLayersThatAskForThem) {
   DeviceCapabilities device;
   device.kind = DeviceKind::kGpu;
   device.driver_version = "580.159.04";
-  const auto has = [&](const Variant& variant, std::string_view macro) {
-    return kernel_source(variant, kernel_shape(config), device).options.find(macro) !=
-           std::string::npos;
+  const auto source_of = [&](const Variant& variant) {
+    return kernel_source(variant, kernel_shape(config), device);
   };
-  EXPECT_TRUE(has(*fp8, " -DCLA_FP8_PRODUCTS=1") && has(*fp8, " -DCLA_BOXES=1"));
-  EXPECT_FALSE(has(*other, "CLA_FP8_PRODUCTS") || has(*other, "CLA_BOXES"));
+  EXPECT_EQ(source_of(*fp8).unit, "tile/sm90_fp8.clh");
+  EXPECT_EQ(source_of(*other).unit, "tile/sm90.clh");
+  EXPECT_NE(source_of(*fp8).options.find(" -DCLA_BOXES=1"), std::string::npos);
+  EXPECT_EQ(source_of(*other).options.find("CLA_BOXES"), std::string::npos);
   for (const DType cache : {DType::kF16, DType::kFp8E5M2, DType::kInt8}) {
     config.kv_cache_dtype = cache;
     EXPECT_FALSE(kernel_shape(config).fp8_products);

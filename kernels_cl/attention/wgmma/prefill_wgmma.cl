@@ -19,7 +19,7 @@
    wholly; infinite and NaN values there, which such a row must not meet, are left out of products,
    and added to the rows that see them once these are done. With CLA_BOXES 16 keys of a head are one
    copy by a tensor map (tile/sm90_tensor_map.clh), else many small ones; those of 8 bits are
-   converted on their way (attention/wgmma_conversion.clh). Full barriers end when copies have
+   converted on their way (wgmma/conversion.clh). Full barriers end when copies have
    arrived, or were converted, empty ones when the last warp has multiplied. A warpgroup whose rows
    do not exist in a task multiplies nothing for it.
 
@@ -36,9 +36,6 @@
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE; with up to 128 rows also 3 e4m3, 4 e5m2,
                                     5 int8: k_cache, v_cache
-   CLA_FP8_PRODUCTS     -           0; 1 with e4m3, 128 rows, keys and dims, no ALiBi and no mask:
-                                    products of e4m3 (tile/sm90_fp8.clh), keys and values as they
-                                    are stored
    CLA_BLOCK_ROWS       rows        64, 128, 192
    CLA_BLOCK_KV         keys        64, 128
    CLA_WG_SIZE          work-items  2 * BLOCK_ROWS + 128
@@ -47,71 +44,51 @@
    Local memory: (2 * BLOCK_ROWS + 2 * STAGES * BLOCK_KV) * HEAD_DIM * 2 B and 1 KiB of barriers and
    marks, 192 KiB with 128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries, as
    do those of 192 with tiles of 128 keys: 208 KiB with values of 128.
-   Caches of 8 bits: 2 * BLOCK_KV * HEAD_DIM B more; with CLA_FP8_PRODUCTS 208 KiB. Launch: up to
-   num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on 16-byte
-   boundaries, those of 8 bits on 8. */
-#if defined(CLA_FP8_PRODUCTS)
-#include "tile/sm90_fp8.clh"
-#else
-#include "tile/sm90.clh"
-#endif
-#define CLA_TILE_UNIT CLA_KV_PLACE
-#if CLA_IS_PADDED
-#if CLA_HEAD_DIM > 64 && CLA_HEAD_DIM <= 80
-#define CLA_VALUE_DIM 80
-#elif CLA_HEAD_DIM > 80 && CLA_HEAD_DIM <= 96
-#define CLA_VALUE_DIM 96
-#elif CLA_HEAD_DIM > 128 && CLA_HEAD_DIM <= 192
-#define CLA_VALUE_DIM 192
-#else
-#define CLA_VALUE_DIM CLA_PADDED_DIM
-#endif
-#define CLA_KEPT_DIM CLA_HEAD_DIM
-#define CLA_RESULT_DIM CLA_HEAD_DIM
-#define CLA_QUERY_ROW_UNITS (CLA_PADDED_DIM / 8)
-#define CLA_DIM_UNITS (CLA_PADDED_DIM / 8)
-#endif
-/* A row keeps its base, and its maximum is not computed, while CLA_KEEPS. e4m3: no probability has
-   reached 448. f16: no lane's sum of a tile's exceeds f16's largest number. For both, bases are
-   higher than the range needs, so that maxima can grow by as much. bf16: the sum is at most their
-   number: beyond it one is above 1, so that the base moves and later tiles keep the new one. */
-#if CLA_FP8_PRODUCTS
-#ifndef CLA_BASE_SLACK
-#define CLA_BASE_SLACK 4.0f
-#endif
-#define CLA_KEEPS(sum, probabilities) (!cla_steps_at_end(probabilities, CLA_KEY_STEPS))
-#elif CLA_Q_DTYPE == 1
-#define CLA_KEPT_SUM 65504.0f
-#if CLA_BLOCK_ROWS <= 128
-#define CLA_BASE_SLACK 6.0f
-#endif
-#else
-#define CLA_KEPT_SUM ((float)CLA_ROW_SCORES)
-#endif
-#ifndef CLA_KEEPS
-#define CLA_KEEPS(sum, probabilities) (!((sum) > CLA_KEPT_SUM))
-#endif
+   Caches of 8 bits: 2 * BLOCK_KV * HEAD_DIM B more. Launch: up to num_items * num_kv_heads *
+   CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on 16-byte boundaries, those of 8 bits
+   on 8. */
 #define CLA_QUERY_UNIT(row, unit) \
   ((row) / 64 * 64 * CLA_QUERY_ROW_UNITS + cla_swizzled((row) % 64, unit, 64))
-#include "attention/row_tiles.clh"
-
+#define CLA_TILE_UNIT CLA_KV_PLACE
+#define CLA_QUERY_UNITS (CLA_BLOCK_ROWS * CLA_QUERY_ROW_UNITS)
+#define CLA_KEY_TILE_UNITS (CLA_BLOCK_KV * CLA_QUERY_ROW_UNITS)
+#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_UNITS)
+/* The smallest tile is multiplied in less time than it takes to come. */
+#define CLA_STAGES (CLA_TILE_UNITS <= 512 ? 4 : 2)
+#define CLA_QUERY_STAGES (CLA_PADDED_DIM == 256 || CLA_KEY_TILE_UNITS > 2048 ? 1 : 2)
 #define CLA_CONSUMERS (CLA_BLOCK_ROWS / 64)
+#define CLA_COPIERS (CLA_BOXES ? 2 : 4)
 /* Needs registers that three do not have for tiles of 128 keys. */
 #define CLA_KEEPS_BASES (CLA_CONSUMERS <= 2 || CLA_BLOCK_KV <= 64)
+/* A row keeps its base, and its maximum is not computed, while no lane's sum of a tile's
+   probabilities exceeds, with f16, its largest number; bases are then higher than the range needs,
+   so that maxima can grow by as much. With bf16 their number: beyond it one is above 1, so that the
+   base moves and later tiles keep the new one. */
+#define CLA_KEEPS(sum, probabilities) \
+  (!((sum) > (CLA_Q_DTYPE == 1 ? 65504.0f : (float)CLA_ROW_SCORES)))
+#if CLA_Q_DTYPE == 1 && CLA_BLOCK_ROWS <= 128
+#define CLA_BASE_SLACK 6.0f
+#endif
 /* Registers of a work-item after setmaxnreg. All together may not exceed those of the launch, 168
    for each of 384 work-items; with more it hangs. */
-#if CLA_CONSUMERS <= 2 && CLA_KV_QUANT && !CLA_FP8_PRODUCTS
-#define CLA_PRODUCER_REGISTERS 88 /* for a piece, all of whose units are loaded at once */
-#define CLA_CONSUMER_REGISTERS 208
-#elif CLA_CONSUMERS <= 2
-#define CLA_PRODUCER_REGISTERS 40
-#define CLA_CONSUMER_REGISTERS 232
-#else
+#if CLA_BLOCK_ROWS > 128
 #define CLA_PRODUCER_REGISTERS 32
 #define CLA_CONSUMER_REGISTERS 160
+#elif CLA_KV_DTYPE >= 3
+#define CLA_PRODUCER_REGISTERS 88 /* for a piece, all of whose units are loaded at once */
+#define CLA_CONSUMER_REGISTERS 208
+#else
+#define CLA_PRODUCER_REGISTERS 40
+#define CLA_CONSUMER_REGISTERS 232
 #endif
-#if CLA_BOXES && \
-    (CLA_PAGE_SIZE == 0 || CLA_PAGE_SIZE % 16 != 0 || (CLA_KV_QUANT && !CLA_FP8_PRODUCTS))
+
+#include "tile/unit.clh"
+
+#include "attention/wgmma/left_out.clh"
+#include "attention/wgmma/producer.clh"
+#include "attention/wgmma/tiles.clh"
+
+#if CLA_BOXES && (CLA_PAGE_SIZE == 0 || CLA_PAGE_SIZE % 16 != 0 || CLA_KV_QUANT)
 #error "prefill_wgmma.cl: boxes are of unconverted pages of a multiple of 16 tokens"
 #endif
 #if CLA_BLOCK_ROWS % 64 != 0 || CLA_BLOCK_ROWS > (CLA_KV_QUANT ? 128 : 192) || \
@@ -125,46 +102,11 @@
 #error "prefill_wgmma.cl: CLA_BLOCK_KV, CLA_HEAD_DIM or CLA_VALUE_DIM is not supported"
 #endif
 
-/* Tiles of keys, as many of values, and of queries, on their way or in use. The smallest tile is
-   multiplied in less time than it takes to come. */
-#if CLA_FP8_PRODUCTS
-#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_HEAD_DIM / 16)
-#define CLA_KEY_TILE_UNITS CLA_TILE_UNITS
-#define CLA_STAGES 3
-#define CLA_RAW_STAGES 3 /* tiles of values that are to be transposed */
-#else
-#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_UNITS) /* of values */
-#define CLA_KEY_TILE_UNITS (CLA_BLOCK_KV * CLA_QUERY_ROW_UNITS)
-#define CLA_STAGES (CLA_TILE_UNITS <= 512 ? 4 : 2)
-#endif
-#include "attention/wgmma_copies.clh"
-#include "attention/wgmma_results.clh"
-#include "attention/wgmma_rows.clh"
-
-#define CLA_QUERY_UNITS (CLA_BLOCK_ROWS * CLA_QUERY_ROW_UNITS)
-#define CLA_QUERY_STAGES (CLA_PADDED_DIM == 256 || CLA_KEY_TILE_UNITS > 2048 ? 1 : 2)
-
-/* Consumers begin a tile's products in turns, so that one's run beside the other's softmax: each
-   waits for its turn once a tile, and gives the next one its own. */
-#define CLA_ORDER_NAME(group) (1 + CLA_CONSUMERS + (group) % CLA_CONSUMERS)
-static inline void cla_order_wait(uint group) {
-  if (CLA_CONSUMERS > 1) cla_named_barrier(CLA_ORDER_NAME(group), 2 * CLA_WARPGROUP);
-}
-static inline void cla_order_arrive(uint group) {
-  if (CLA_CONSUMERS > 1) cla_named_barrier_arrive(CLA_ORDER_NAME(group + 1), 2 * CLA_WARPGROUP);
-}
-
-#include "attention/wgmma_producer.clh"
-
-#include "attention/wgmma_consumer.clh"
-
 CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   __local uint4 q_tiles[CLA_QUERY_STAGES * CLA_QUERY_UNITS] __attribute__((aligned(1024)));
   __local uint4 k_tiles[CLA_STAGES * (CLA_KEY_TILE_UNITS + CLA_TILE_UNITS)]
       __attribute__((aligned(1024)));
-#if CLA_FP8_PRODUCTS
-  __local uint4 raw[CLA_RAW_UNITS] __attribute__((aligned(1024))); /* swizzled by boxes */
-#elif CLA_KV_QUANT
+#if CLA_CONVERTS
   __local uint4 raw[CLA_RAW_UNITS];
 #else
   __local uint4* const raw = 0;
@@ -174,47 +116,30 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   __local float marks[CLA_LANES];
 #if CLA_BOXES
   __local int maps[2 * CLA_MAP_INTS] __attribute__((aligned(128))); /* of keys, of values */
+#else
+  __local int* const maps = 0;
 #endif
   __local ulong full_q[CLA_QUERY_STAGES], empty_q[CLA_QUERY_STAGES];
-  __local ulong full_k[2 * CLA_STAGES], empty_k[2 * CLA_STAGES];
+  __local ulong full_k[2 * CLA_STAGES], empty_k[2 * CLA_STAGES]; /* those of values follow */
   __local ulong maps_made[1];
-#if CLA_FP8_PRODUCTS
-  __local ulong full_raw[CLA_RAW_BARRIERS];
-#endif
 
-  __local uint4* const v_tiles = k_tiles + CLA_STAGES * CLA_KEY_TILE_UNITS;
-  __local ulong *const full_v = full_k + CLA_STAGES, *const empty_v = empty_k + CLA_STAGES;
   const ClaShared at = {
-    q_tiles,
-    k_tiles,
-    v_tiles,
-    raw,
-    tasks,
-    left_out,
-    marks,
-    full_q,
-    empty_q,
-    full_k,
-    full_v,
-    empty_k,
-    empty_v,
-    maps_made
-#if CLA_FP8_PRODUCTS
-    ,
-    full_raw
-#endif
-  };
+      {q_tiles, full_q, empty_q},
+      {k_tiles, full_k, empty_k},
+      {k_tiles + CLA_STAGES * CLA_KEY_TILE_UNITS, full_k + CLA_STAGES, empty_k + CLA_STAGES},
+      tasks,
+      left_out,
+      maps_made};
   const ClaOptions opt = CLA_OPTION_VALUES;
   __global int* const tensor_maps = workspace + call.tensor_maps_at; /* by the launch for itself */
   const ClaThread self = cla_thread();
   const uint num_tasks = (uint)call.num_entries * (uint)call.num_kv_heads * CLA_HEAD_CHUNKS;
 
-  if (get_local_id(0) == 0) cla_init_barriers(&at);
+  if (get_local_id(0) == 0) cla_init_barriers(&at, CLA_ARRIVALS_OF_TILE, CLA_ARRIVALS_OF_TILE);
   barrier(CLK_LOCAL_MEM_FENCE); /* barriers initialised -> used */
   if (self.group == CLA_CONSUMERS) {
     CLA_KEEP_REGISTERS(CLA_PRODUCER_REGISTERS);
-    cla_produce(call, &opt, &at, meta, tensor_maps, q, k_cache, v_cache, num_tasks, self.warp,
-                self.lane, self.lid);
+    cla_produce(call, &opt, &at, raw, meta, tensor_maps, q, k_cache, v_cache, num_tasks, &self);
     return;
   }
 #if CLA_BOXES
@@ -235,28 +160,7 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   }
 #endif
   CLA_TAKE_REGISTERS(CLA_CONSUMER_REGISTERS);
-  const ClaRowResults results = {{CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, call.write_lse ? lse : 0},
-                                 out,
-                                 call.out_offset,
-                                 call.out_token_stride,
-                                 (uint)call.num_kv_heads};
+  const ClaRowResults results = CLA_ROW_RESULTS;
   const ClaValuesAt values = {CLA_VALUES, meta + call.pages_at, CLA_VALUE_STRIDES(call)};
-  const uint first_row = self.group * 64;
-  const ClaConsumer own = {&at,
-                           &opt,
-                           &results,
-                           &values,
-                           self.group,
-                           self.lane,
-                           self.lid,
-                           first_row + self.warp * CLA_TILE_ROWS,
-                           cla_tile_descriptor(q_tiles + CLA_QUERY_UNIT(first_row, 0), 64),
-                           cla_tile_descriptor(k_tiles, CLA_KV_ROWS),
-                           cla_tile_descriptor(v_tiles, CLA_KV_ROWS),
-                           num_tasks,
-                           call.causal,
-                           CLA_FP8_PRODUCTS
-                               ? call.scale_log2e * cla_q_scale(&opt, (uint)call.num_kv_heads)
-                               : call.scale_log2e};
-  cla_consume(&own);
+  cla_consume(&call, &opt, &at, &results, &values, marks, num_tasks, 1.0f, &self);
 }

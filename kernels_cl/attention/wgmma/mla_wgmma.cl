@@ -34,9 +34,6 @@
 
    Local memory: 192 * KEY_DIM * 2 B and 8.3 KiB beside, 225.3 KiB with what aligns them, at 512
    + 64. Launch: up to num_items * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. */
-#include "core/latent.clh"
-#include "tile/sm90.clh"
-
 #if CLA_HEAD_DIM == 256
 #define CLA_VALUE_DIM 128 /* of a warpgroup: half of them */
 #elif CLA_HEAD_DIM == 512
@@ -48,7 +45,17 @@
 #define CLA_QUERY_DIM CLA_KEY_DIM
 #define CLA_TILE_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_KV)
 #define CLA_QUERY_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_ROWS)
-#include "attention/row_tiles.clh"
+#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_KEY_DIM / 8)
+#define CLA_COPIERS 4
+#define CLA_STAGES 2    /* tiles on their way or in use */
+#define CLA_LANE_ROWS 4 /* of a tile, that a lane copies every eighth unit of */
+#define CLA_HALF_UNITS (CLA_BLOCK_KV * CLA_HEAD_DIM / 2 / 8) /* from the front half to the back */
+
+#include "core/latent.clh"
+#include "tile/unit.clh"
+
+#include "attention/wgmma/left_out.clh"
+#include "attention/wgmma/results.clh"
 
 #if CLA_KV_DTYPE != CLA_Q_DTYPE
 #error "mla_wgmma.cl: the cache must hold the queries' type"
@@ -60,18 +67,10 @@
 #error "CLA_ROPE_DIM must be 64"
 #endif
 
-#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_KEY_DIM / 8)
-#include "attention/wgmma_results.clh"
-#include "attention/wgmma_rows.clh"
-
 /* Where tiles of keys end: there is one, all masked, also where no row sees a key. */
 #define CLA_TILES_END(keys) max((keys).end, (keys).begin + 1)
 
-#define CLA_STAGES 2                                         /* tiles on their way or in use */
-#define CLA_HALF_UNITS (CLA_BLOCK_KV * CLA_HEAD_DIM / 2 / 8) /* from the front half to the back */
-
-/* Eight lanes copy a row of a tile, a lane every eighth unit of CLA_LANE_ROWS rows. */
-#define CLA_LANE_ROWS 4
+/* Eight lanes copy a row of a tile. */
 static inline uint cla_copied_row(uint i, uint warp, uint lane) {
   return warp * 16 + 4 * i + cla_unit_at(lane, 8).row;
 }
@@ -87,8 +86,8 @@ static inline void cla_start_row(__local uint4* tile, uint row, __global const C
 }
 
 /* Pages of the own keys in the tile at `tile`; 0 where there is none. */
-static inline void cla_find_pages(int* page, __global const int* pages, int tile, int end,
-                                  uint warp, uint lane) {
+static inline void cla_latent_pages(int* page, __global const int* pages, int tile, int end,
+                                    uint warp, uint lane) {
 #pragma unroll
   for (uint i = 0; i < CLA_LANE_ROWS; ++i) {
     const int position = tile + (int)cla_copied_row(i, warp, lane);
@@ -97,8 +96,8 @@ static inline void cla_find_pages(int* page, __global const int* pages, int tile
 }
 
 /* Starts to copy the own part of a tile; keys from `end` on become zeros. */
-static inline void cla_start_keys(__local uint4* k_tile, __global const CLA_KV_T* cache,
-                                  const int* page, int tile, int end, uint warp, uint lane) {
+static inline void cla_start_latent(__local uint4* k_tile, __global const CLA_KV_T* cache,
+                                    const int* page, int tile, int end, uint warp, uint lane) {
 #pragma unroll
   for (uint i = 0; i < CLA_LANE_ROWS; ++i) {
     const uint row = cla_copied_row(i, warp, lane);
@@ -174,44 +173,36 @@ static inline float2 cla_scores_to_probabilities(float* scores, uint4* probabili
   return (float2)(upper, lower);
 }
 
-/* What the warpgroups share in local memory. */
-typedef struct ClaShared {
-  __local uint4 *q_tile, *k_tiles;
-  __local ClaTask* tasks;       /* one: it comes with the queries */
-  __local ClaLeftOut* left_out; /* of the task, by warpgroup */
-  __local ulong *full_q, *empty_q, *full_k, *empty_k;
-} ClaShared;
-
 /* The last warpgroup: loads queries and latent rows of all tasks into their stages. */
-static inline void cla_produce(const ClaCall call, const ClaOptions* opt, const ClaShared* at,
-                               __global const int* meta, __global const CLA_Q_T* q,
-                               __global const CLA_KV_T* k_cache, uint num_tasks, uint warp,
-                               uint lane, uint lid) {
+static inline void cla_produce_latent(const ClaCall call, const ClaOptions* opt,
+                                      const ClaShared* at, __global const int* meta,
+                                      __global const CLA_Q_T* q, __global const CLA_KV_T* k_cache,
+                                      uint num_tasks, uint warp, uint lane, uint lid) {
   ClaPipeline pipeline = {0, 1}, q_pipe = {0, 1};
   for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
     const ClaTask task = cla_task_of(meta, call.entries_at, 1, deal.number);
     const ClaRange keys = cla_keys_in_runs(opt, &task.item, call.causal);
     __global const int* pages = meta + call.pages_at + task.item.pages_at;
     int page[CLA_LANE_ROWS];
-    cla_find_pages(page, pages, keys.begin, keys.end, warp, lane);
-    cla_barrier_wait(at->empty_q, q_pipe.phase);
+    cla_latent_pages(page, pages, keys.begin, keys.end, warp, lane);
+    cla_wait_empty(&at->queries, q_pipe);
     if (lid == 0) {
       at->tasks[0] = task;
       cla_leave_nothing_out(at->left_out);
       cla_leave_nothing_out(at->left_out + 1);
-      cla_barrier_arrive(at->full_q);
+      cla_barrier_arrive(at->queries.full);
     }
-    cla_load_latent_queries(at->q_tile, &task, q + call.q_offset, call.q_token_stride,
-                            call.scale_log2e, at->full_q, warp, lane);
+    cla_load_latent_queries(at->queries.tiles, &task, q + call.q_offset, call.q_token_stride,
+                            call.scale_log2e, at->queries.full, warp, lane);
     if (task.item.q_count == 0) break; /* padding: consumers read it in `tasks` and stop, too */
     q_pipe = cla_next_stage(q_pipe, 1);
     for (int tile = keys.begin; tile < CLA_TILES_END(keys); tile += CLA_BLOCK_KV) {
       int next_page[CLA_LANE_ROWS];
-      cla_find_pages(next_page, pages, tile + CLA_BLOCK_KV, keys.end, warp, lane);
-      cla_barrier_wait(at->empty_k + pipeline.stage, pipeline.phase);
-      cla_start_keys(at->k_tiles + pipeline.stage * CLA_TILE_UNITS, k_cache, page, tile, keys.end,
-                     warp, lane);
-      cla_barrier_arrive_after_copies(at->full_k + pipeline.stage);
+      cla_latent_pages(next_page, pages, tile + CLA_BLOCK_KV, keys.end, warp, lane);
+      cla_wait_empty(&at->keys, pipeline);
+      cla_start_latent(at->keys.tiles + pipeline.stage * CLA_TILE_UNITS, k_cache, page, tile,
+                       keys.end, warp, lane);
+      cla_barrier_arrive_after_copies(at->keys.full + pipeline.stage);
       pipeline = cla_next_stage(pipeline, CLA_STAGES);
 #pragma unroll
       for (uint i = 0; i < CLA_LANE_ROWS; ++i) page[i] = next_page[i];
@@ -221,7 +212,7 @@ static inline void cla_produce(const ClaCall call, const ClaOptions* opt, const 
 }
 
 /* What a consumer knows all along. */
-typedef struct ClaConsumer {
+typedef struct ClaLatentConsumer {
   const ClaShared* at;
   const ClaOptions* opt;
   ClaHandover handover;
@@ -229,34 +220,30 @@ typedef struct ClaConsumer {
   __local ClaLeftOut* left_out;
   uint lane, lid, name;
   uint q_desc, k_desc, v_desc;
-} ClaConsumer;
-
-static inline void cla_release(const ClaConsumer* own, __local ulong* empty) {
-  if (own->lane == 0) cla_barrier_arrive(empty);
-}
+} ClaLatentConsumer;
 
 /* Makes the own dims of a tile safe to multiply for rows that do not see it; its products with
    queries are done. */
-static inline void cla_prepare_values(const ClaConsumer* own, const ClaWork* work,
+static inline void cla_prepare_latent(const ClaLatentConsumer* own, const ClaWork* work,
                                       ClaPipeline pipeline, int tile) {
   cla_leave_out_values(own->own_v + pipeline.stage * CLA_TILE_UNITS, tile, work, own->left_out,
                        own->lid, own->name);
 }
 
 /* Adds the own dims of a tile of values beside which no product runs. */
-static inline void cla_take_values(const ClaConsumer* own, ClaPipeline* pipeline, float* acc,
+static inline void cla_take_latent(const ClaLatentConsumer* own, ClaPipeline* pipeline, float* acc,
                                    const ClaA* probabilities) {
   cla_start_pv(acc, probabilities, own->v_desc + pipeline->stage * CLA_TILE_UNITS);
   cla_wgmma_wait_all();
   CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
-  cla_release(own, own->at->empty_k + pipeline->stage);
+  cla_release(&own->at->keys, pipeline->stage, own->lane);
   *pipeline = cla_next_stage(*pipeline, CLA_STAGES);
 }
 
 /* A tile's products become probabilities, which the second warpgroup gets, too. */
-static inline void cla_take_scores(const ClaConsumer* own, ClaWork* work, ClaPipeline* hand_pipe,
-                                   float* acc, float* scores, ClaA* probabilities, int tile,
-                                   int masked) {
+static inline void cla_take_latent_scores(const ClaLatentConsumer* own, ClaWork* work,
+                                          ClaPipeline* hand_pipe, float* acc, float* scores,
+                                          ClaA* probabilities, int tile, int masked) {
   cla_wgmma_wait_all();
   CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
   const float2 factors = cla_scores_to_probabilities(scores, probabilities, work, own->opt,
@@ -266,51 +253,51 @@ static inline void cla_take_scores(const ClaConsumer* own, ClaWork* work, ClaPip
 }
 
 /* The first warpgroup: all products with keys, the softmax, and the front half of the values. */
-static inline void cla_consume_front(const ClaConsumer* own, ClaWork* work, ClaPipeline* pipeline,
-                                     ClaPipeline* hand_pipe, float* acc) {
+static inline void cla_consume_front(const ClaLatentConsumer* own, ClaWork* work,
+                                     ClaPipeline* pipeline, ClaPipeline* hand_pipe, float* acc) {
   const ClaShared* at = own->at;
   const int tiles_end = CLA_TILES_END(work->keys);
   int tile = work->keys.begin;
   ClaA probabilities[CLA_KEY_STEPS];
   float scores[CLA_SCORE_TILES * CLA_C_SIZE];
   int masked = cla_partly_seen(work, tile);
-  cla_wait_tile(at->full_k, *pipeline);
+  cla_wait_tile(&at->keys, *pipeline);
   cla_start_qk(scores, own->q_desc, own->k_desc + pipeline->stage * CLA_TILE_UNITS);
-  cla_take_scores(own, work, hand_pipe, acc, scores, probabilities, tile, masked);
+  cla_take_latent_scores(own, work, hand_pipe, acc, scores, probabilities, tile, masked);
   for (;;) {
-    if (masked) cla_prepare_values(own, work, *pipeline, tile);
+    if (masked) cla_prepare_latent(own, work, *pipeline, tile);
     tile += CLA_BLOCK_KV;
     if (tile >= tiles_end) break;
     const ClaPipeline next = cla_next_stage(*pipeline, CLA_STAGES);
     masked = cla_partly_seen(work, tile);
     cla_start_pv(acc, probabilities, own->v_desc + pipeline->stage * CLA_TILE_UNITS);
-    cla_wait_tile(at->full_k, next);
+    cla_wait_tile(&at->keys, next);
     cla_start_qk(scores, own->q_desc, own->k_desc + next.stage * CLA_TILE_UNITS);
     cla_wgmma_wait_all_but_1();
     cla_pin_probabilities(probabilities); /* read until now */
     CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
-    cla_release(own, at->empty_k + pipeline->stage);
-    cla_take_scores(own, work, hand_pipe, acc, scores, probabilities, tile, masked);
+    cla_release(&at->keys, pipeline->stage, own->lane);
+    cla_take_latent_scores(own, work, hand_pipe, acc, scores, probabilities, tile, masked);
     *pipeline = next;
   }
-  cla_take_values(own, pipeline, acc, probabilities);
+  cla_take_latent(own, pipeline, acc, probabilities);
   const ClaRowState* state = work->state;
   const uint4 ends = as_uint4((float4)(state[0].base, state[0].sum, state[1].base, state[1].sum));
   cla_hand_over(own->handover, hand_pipe, &ends, 1, (float2)(1.0f), own->lid);
 }
 
 /* The second warpgroup: the back half of the values. */
-static inline void cla_consume_back(const ClaConsumer* own, ClaWork* work, ClaPipeline* pipeline,
-                                    ClaPipeline* hand_pipe, float* acc) {
+static inline void cla_consume_back(const ClaLatentConsumer* own, ClaWork* work,
+                                    ClaPipeline* pipeline, ClaPipeline* hand_pipe, float* acc) {
   const int tiles_end = CLA_TILES_END(work->keys);
   int tile = work->keys.begin;
   ClaA probabilities[CLA_KEY_STEPS];
   do {
-    cla_wait_tile(own->at->full_k, *pipeline);
+    cla_wait_tile(&own->at->keys, *pipeline);
     cla_rescale_pair(
         acc, cla_take_over(own->handover, hand_pipe, probabilities, CLA_KEY_STEPS, own->lid));
-    if (cla_partly_seen(work, tile)) cla_prepare_values(own, work, *pipeline, tile);
-    cla_take_values(own, pipeline, acc, probabilities);
+    if (cla_partly_seen(work, tile)) cla_prepare_latent(own, work, *pipeline, tile);
+    cla_take_latent(own, pipeline, acc, probabilities);
     tile += CLA_BLOCK_KV;
   } while (tile < tiles_end);
   uint4 ends;
@@ -331,7 +318,10 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
   __local ulong full_q[1], empty_q[1], full_k[CLA_STAGES], empty_k[CLA_STAGES];
   __local ulong full_words[1], empty_words[1];
 
-  const ClaShared at = {q_tile, k_tiles, tasks, left_out, full_q, empty_q, full_k, empty_k};
+  const ClaShared at = {.queries = {q_tile, full_q, empty_q},
+                        .keys = {k_tiles, full_k, empty_k},
+                        .tasks = tasks,
+                        .left_out = left_out};
   const ClaOptions opt = CLA_OPTION_VALUES;
   const ClaThread self = cla_thread();
   const uint num_tasks = (uint)call.num_entries * CLA_HEAD_CHUNKS;
@@ -349,7 +339,8 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
   barrier(CLK_LOCAL_MEM_FENCE); /* barriers initialised -> used */
   if (self.group == 2) {
     CLA_KEEP_REGISTERS(40);
-    cla_produce(call, &opt, &at, meta, q, k_cache, num_tasks, self.warp, self.lane, self.lid);
+    cla_produce_latent(call, &opt, &at, meta, q, k_cache, num_tasks, self.warp, self.lane,
+                       self.lid);
     return;
   }
 
@@ -367,24 +358,24 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
       (uint)call.num_kv_heads};
   const ClaValuesAt values = {k_cache + own_dim, meta + call.pages_at, 0,
                               CLA_PAGE_SIZE * CLA_KEY_DIM, CLA_KEY_DIM};
-  const ClaConsumer own = {&at,
-                           &opt,
-                           {words, row_factors + own_row, full_words, empty_words},
-                           own_v,
-                           left_out + self.group,
-                           self.lane,
-                           self.lid,
-                           1 + self.group,
-                           cla_tile_descriptor(q_tile, CLA_BLOCK_ROWS),
-                           cla_tile_descriptor(k_tiles, CLA_BLOCK_KV),
-                           cla_tile_descriptor(own_v, CLA_BLOCK_KV)};
+  const ClaLatentConsumer own = {&at,
+                                 &opt,
+                                 {words, row_factors + own_row, full_words, empty_words},
+                                 own_v,
+                                 left_out + self.group,
+                                 self.lane,
+                                 self.lid,
+                                 1 + self.group,
+                                 cla_tile_descriptor(q_tile, CLA_BLOCK_ROWS),
+                                 cla_tile_descriptor(k_tiles, CLA_BLOCK_KV),
+                                 cla_tile_descriptor(own_v, CLA_BLOCK_KV)};
   ClaPipeline pipeline = {0, 0}, q_pipe = {0, 0}, hand_pipe = {0, 0};
   float acc[CLA_ACC_TILES * CLA_C_SIZE];
 #pragma unroll
   for (uint i = 0; i < CLA_ACC_TILES * CLA_C_SIZE; ++i) acc[i] = 0.0f;
   for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
     ClaWork work;
-    cla_wait_tile(full_q, q_pipe);
+    cla_wait_tile(&at.queries, q_pipe);
     if (tasks[0].item.q_count == 0) break; /* padding: the end */
     cla_begin_work(&work, tasks, q_pipe, &opt, own_row, call.causal, call.scale_log2e);
     if (self.group == 0) {
@@ -397,7 +388,7 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
     cla_end_rows(&task, work.state, &opt, &results, own_q, acc, warp_row, self.lane);
     cla_fence_for_products(); /* what was staged -> the next queries */
     cla_warp_barrier();
-    cla_release(&own, empty_q);
+    cla_release(&at.queries, 0, self.lane);
     q_pipe = cla_next_stage(q_pipe, 1);
   }
 }
