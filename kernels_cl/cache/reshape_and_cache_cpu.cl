@@ -1,10 +1,10 @@
-// Stores the keys and values of new tokens in the paged cache, on CPUs. What is stored is what
-// clattn_reshape_and_cache_flash of reshape_and_cache.cl stores, which says more.
-//
-// One group a token: all heads' keys, then all values, VEC elements at a time.
-//
-// Macros: core/vec.clh, and CLA_KV_DTYPE >= 3 of core/options.clh.
-// Launch: num_tokens groups.
+/* Stores the keys and values of new tokens in the paged cache, on CPUs. What is stored is what
+   clattn_reshape_and_cache_flash of reshape_and_cache.cl stores, which says more.
+
+   One group a token: all heads' keys, then all values, VEC elements at a time.
+
+   Macros: core/vec.clh, and CLA_KV_DTYPE >= 3 of core/options.clh.
+   Launch: num_tokens groups. */
 
 #include "cache/cpu_cells.clh"
 #include "core/write_call.clh"
@@ -13,12 +13,13 @@
 #error "CLA_PAGE_SIZE must be at least 1"
 #endif
 
-#define CLA_ROW_BYTES ((ulong)CLA_HEAD_DIM * CLA_KV_BYTES)  // of a head of a token in the cache
+#define CLA_ROW_BYTES ((ulong)CLA_HEAD_DIM * CLA_KV_BYTES) /* of a head of a token in the cache */
 
-// One head's row. past: past the caches, whole lines then; a constant at every call.
-CLA_INLINE void cla_put_row(__global const CLA_Q_T* from, float scale, int past,
-                            __global CLA_KV_T* to) {
-  const int vecs = past ? CLA_LINE_VECS : 1;  // stored together
+/* One head's row. past: past the caches, whole lines then; a constant at every call. */
+static inline __attribute__((always_inline)) void cla_put_row(__global const CLA_Q_T* from,
+                                                              float scale, int past,
+                                                              __global CLA_KV_T* to) {
+  const int vecs = past ? CLA_LINE_VECS : 1; /* stored together */
 #pragma unroll
   for (int d = 0; d < CLA_NUM_VECS; d += vecs) {
     cla_cells cells[CLA_LINE_VECS] __attribute__((aligned(CLA_LINE_BYTES)));
@@ -31,16 +32,18 @@ CLA_INLINE void cla_put_row(__global const CLA_Q_T* from, float scale, int past,
   }
 }
 
-// Where one token's keys or values lie, head 0.
+/* Where one token's keys or values lie, head 0. */
 typedef struct ClaPlane {
   __global const CLA_Q_T* from;
   __global CLA_KV_T* to;
-  long head_stride;  // of the cache, elements
+  long head_stride; /* of the cache, elements */
   int num_kv_heads;
 } ClaPlane;
 
-// All heads. of_keys and past are constants at every call.
-CLA_INLINE void cla_put_plane(const ClaPlane* plane, const ClaOptions* opt, int of_keys, int past) {
+/* All heads. of_keys and past are constants at every call. */
+static inline __attribute__((always_inline)) void cla_put_plane(const ClaPlane* plane,
+                                                                const ClaOptions* opt, int of_keys,
+                                                                int past) {
 #pragma unroll 1
   for (int h = 0; h < plane->num_kv_heads; ++h) {
     const float scale =
@@ -50,16 +53,16 @@ CLA_INLINE void cla_put_plane(const ClaPlane* plane, const ClaOptions* opt, int 
   }
 }
 
-// Whether a call's stores to a plane go past the caches: it is large, and every row fills whole
-// lines.
-CLA_INLINE int cla_streams(const ClaPlane* plane, int num_tokens) {
+/* Whether a call's stores to a plane go past the caches: it is large, and every row fills whole
+   lines. */
+static inline int cla_streams(const ClaPlane* plane, int num_tokens) {
   const ulong bytes = (ulong)num_tokens * (uint)plane->num_kv_heads * CLA_ROW_BYTES * 2;
   const ulong ends = (ulong)plane->to | (ulong)plane->head_stride * CLA_KV_BYTES | CLA_ROW_BYTES;
   return bytes >= CLA_STREAM_BYTES && ends % CLA_LINE_BYTES == 0;
 }
 
-CLA_INLINE void cla_put_rows(const ClaPlane* plane, const ClaOptions* opt, int of_keys,
-                             int num_tokens) {
+static inline void cla_put_rows(const ClaPlane* plane, const ClaOptions* opt, int of_keys,
+                                int num_tokens) {
   if (cla_streams(plane, num_tokens))
     cla_put_plane(plane, opt, of_keys, 1);
   else

@@ -21,7 +21,7 @@
 #endif
 
 #if CLA_SELFTEST == 6
-#include "tile/avx512_bf16.clh"
+#include "tile/cpu/avx512_bf16.clh"
 #elif CLA_SELFTEST == 10
 #include "shared/call.h"
 #elif CLA_SELFTEST == 11

@@ -321,9 +321,9 @@ double measure_bf16(const Context& context, const Queue& queue) {
   constexpr double kFlopPerIteration = 2.0 * 32 * 32 * kSteps;
   const DeviceCapabilities& capabilities = context.capabilities();
   if (!capabilities.bf16_products && !capabilities.x86_tiles) return 0;
-  const auto pool =
-      context.runtime().kernel({"tile/ceiling_bf16.cl", "clattn_ceiling_bf16", "",
-                                capabilities.x86_tiles ? "tile/amx.clh" : "tile/avx512_bf16.clh"});
+  const auto pool = context.runtime().kernel(
+      {"tile/cpu/ceiling_bf16.cl", "clattn_ceiling_bf16", "",
+       capabilities.x86_tiles ? "tile/cpu/amx.clh" : "tile/cpu/avx512_bf16.clh"});
   const std::vector<float> expected = matrix_products(32, kSteps, kIterations);
   const auto groups = compute_units(context) * 2;
   const Buffer sums = context.allocate(groups * expected.size() * sizeof(float));

@@ -69,7 +69,7 @@ void Runtime::self_test() {
   SelfTestTexts texts{.device = flatten_source("tile/selftest.cl", read_file_).text};
   if (capabilities_.kind == DeviceKind::kCpu) {
     if (why_no_x86_tiles().empty()) {
-      texts.x86_tiles = flatten_source("tile/selftest_amx.cl", read_file_).text;
+      texts.x86_tiles = flatten_source("tile/cpu/selftest_amx.cl", read_file_).text;
     } else {
       log(LogLevel::kInfo, "{}: no x86 tiles: {}", capabilities_.name, why_no_x86_tiles());
     }

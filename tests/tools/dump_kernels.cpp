@@ -143,9 +143,7 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
       rows.insert(rows.end(), kSharedShapes.begin(), kSharedShapes.end());
     if (variant.family() == KernelFamily::kGpuMatrix && role == Role::kDecode)
       rows.insert(rows.end(), kByteShapes.begin(), kByteShapes.end());
-    if (variant.unit_id == UnitId::cpu_bf16 || variant.kernel_id == KernelId::decode_tiles ||
-        variant.kernel_id == KernelId::prefill_tiles)
-      rows.insert(rows.end(), kPairShapes.begin(), kPairShapes.end());
+    if (variant.unit().dot != 0) rows.insert(rows.end(), kPairShapes.begin(), kPairShapes.end());
   } else if (role == Role::kMerge) {
     rows.push_back(kLatentShapes.front());
     rows.push_back(kOptionShapes.front());
@@ -242,10 +240,10 @@ struct Extra {
 constexpr std::array kExtras = {
     Extra{"ceilings__vec", "tile/ceilings.cl", "-DCLA_WG_SIZE=1 -DCLA_VEC=16", "cpu"},
     Extra{"ceilings__wg256", "tile/ceilings.cl", "-DCLA_WG_SIZE=256 -DCLA_VEC=4", "gpu"},
-    Extra{"ceilings_bf16__avx512", "tile/ceiling_bf16.cl", "-DCLA_WG_SIZE=1 -DCLA_DOT=1", "cpu",
-          "tile/avx512_bf16.clh"},
-    Extra{"ceilings_bf16__amx", "tile/ceiling_bf16.cl", "-DCLA_WG_SIZE=1 -DCLA_DOT=1", "cpu",
-          "tile/amx.clh"},
+    Extra{"ceilings_bf16__avx512", "tile/cpu/ceiling_bf16.cl", "-DCLA_WG_SIZE=1 -DCLA_DOT=1", "cpu",
+          "tile/cpu/avx512_bf16.clh"},
+    Extra{"ceilings_bf16__amx", "tile/cpu/ceiling_bf16.cl", "-DCLA_WG_SIZE=1 -DCLA_DOT=1", "cpu",
+          "tile/cpu/amx.clh"},
     Extra{"ceilings_mma__wg256", "tile/ceiling_sm80.cl",
           "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_PTX=1", "gpu"},
     Extra{"ceilings_wgmma__wg256", "tile/ceiling_sm90.cl",
@@ -297,7 +295,7 @@ constexpr std::array kExtras = {
           "-DCLA_SELFTEST=2 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=0 -DCLA_PTX=1", "gpu"},
     Extra{"selftest__bf16", "tile/selftest.cl",
           "-DCLA_SELFTEST=6 -DCLA_WG_SIZE=1 -DCLA_LOCAL_BYTES=0 -DCLA_DOT=1", "cpu"},
-    Extra{"selftest__amx", "tile/selftest_amx.cl", "-DCLA_WG_SIZE=1", "cpu"},
+    Extra{"selftest__amx", "tile/cpu/selftest_amx.cl", "-DCLA_WG_SIZE=1", "cpu"},
     Extra{"selftest__exp2", "tile/selftest.cl",
           "-DCLA_SELFTEST=7 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=0", "gpu"},
     Extra{"selftest__builtins", "tile/selftest.cl",

@@ -1,29 +1,34 @@
-// Attention on a CPU by tiles of bf16 (tile/amx.clh or tile/avx512_bf16.clh): query rows against
-// paged keys.
-//
-//   out[r, :] = sum_p softmax_p(scale * <q[r, :], K[p, :]>) V[p, :],   begin <= p < end of row r
-//
-// Products are computed transposed, S^T = K Q^T and O^T += V^T P^T, so that a lane of a vector is a
-// query row (attention/cpu/tile_rows.clh) and P^T comes out of the softmax as the second product
-// wants it.
-//
-// Loop order: tile of BLOCK_KV keys > load K as bf16 rows and V transposed > block of
-// ROW_BLOCK query rows > scores, softmax, values. Queries become pairs of dims once for each task.
-// Latent rows (MLA) are loaded once, as keys, and transposed into values.
-//
-// Probabilities are rounded to bf16, half up, before P V. Where a value is infinite or NaN and some
-// row of the block does not see all of the tile, P V is computed with vectors, which skip masked
-// keys.
-//
-// Macros: core/vec.clh, VEC 16; queries bf16, the cache bf16 or of 8 bits; HEAD_DIM, VALUE_DIM
-// and ROPE_DIM multiples of 32, BLOCK_KV of 32. Private memory is BLOCK_ROWS (2 KEY_DIM + 4
-// VALUE_DIM) + BLOCK_KV (2 KEY_DIM + 4 VALUE_DIM) bytes and a block's scores: 252 KiB at BLOCK_ROWS
-// 256, BLOCK_KV 64, HEAD_DIM 128. Latent rows need 2 BLOCK_KV HEAD_DIM bytes less: 548 KiB at
-// BLOCK_ROWS 128, BLOCK_KV 64, 512 + 64 dims.
+/* Attention on a CPU by tiles of bf16 (tile/cpu/amx.clh or tile/cpu/avx512_bf16.clh): query rows
+   against paged keys.
+
+     out[r, :] = sum_p softmax_p(scale * <q[r, :], K[p, :]>) V[p, :],   begin <= p < end of row r
+
+   Products are computed transposed, S^T = K Q^T and O^T += V^T P^T, so that a lane of a vector is a
+   query row (attention/cpu/row_lanes.clh) and P^T comes out of the softmax as the second product
+   wants it.
+
+   Loop order: tile of BLOCK_KV keys > load K as bf16 rows and V transposed > block of
+   ROW_BLOCK query rows > scores, softmax, values. Queries become pairs of dims once for each task.
+   Latent rows (MLA) are loaded once, as keys, and transposed into values.
+
+   Probabilities are rounded to bf16, half up, before P V. Where a value is infinite or NaN and some
+   row of the block does not see all of the tile, P V is computed with vectors, which skip masked
+   keys.
+
+   Macros: core/vec.clh, VEC 16; queries bf16, the cache bf16 or of 8 bits; HEAD_DIM, VALUE_DIM
+   and ROPE_DIM multiples of 32, BLOCK_KV of 32. Private memory is BLOCK_ROWS (2 KEY_DIM + 4
+   VALUE_DIM) + BLOCK_KV (2 KEY_DIM + 4 VALUE_DIM) bytes and a block's scores: 252 KiB at BLOCK_ROWS
+   256, BLOCK_KV 64, HEAD_DIM 128. Latent rows need 2 BLOCK_KV HEAD_DIM bytes less: 548 KiB at
+   BLOCK_ROWS 128, BLOCK_KV 64, 512 + 64 dims. */
+
+#define CLA_LANE_ROWS 16
+#define CLA_LANE_STEPS 8
 
 #include "attention/cpu/merge.clh"
+#include "attention/cpu/row_lanes.clh"
+#include "attention/cpu/task.clh"
 #include "attention/cpu/tile_operands.clh"
-#include "attention/cpu/tile_rows.clh"
+#include "tile/unit.clh"
 
 #if CLA_VEC != 16 || CLA_Q_DTYPE != 2 || CLA_KV_DTYPE < 2 || CLA_VALUE_DIM % 32 != 0 || \
     CLA_KEY_DIM % 32 != 0 || CLA_BLOCK_KV % 32 != 0
@@ -31,11 +36,75 @@
     "attention_tiles: needs vectors of 16, bf16 queries, bf16 or 8-bit caches, 32 n dims and keys"
 #endif
 
-#define CLA_KEY_VECS (CLA_KEY_DIM / CLA_TILE_DEPTH)  // vectors of a key in bf16
+#define CLA_BLOCK_VECS 2
+#define CLA_ROW_BLOCK (CLA_BLOCK_VECS * CLA_VEC) /* rows computed together */
+#define CLA_MAX_ROWS CLA_ROUND_UP(CLA_BLOCK_ROWS, CLA_ROW_BLOCK)
+#define CLA_STEP_KEYS 32 /* keys whose probabilities a product sums at once */
+#define CLA_KEY_VECS (CLA_KEY_DIM / CLA_TILE_DEPTH) /* vectors of a key in bf16 */
 
-// o += P V of 16 rows, leaving out what a row does not see.
-CLA_INLINE void cla_add_seen(const ClaSeen* seen, const cla_vu* values, const cla_vu* pairs,
-                             cla_vf* o) {
+/* The keys of a tile that some row of a block sees, by whole steps, and whether each row sees all
+   of them. */
+typedef struct ClaBlockSteps {
+  int begin, end, masked;
+} ClaBlockSteps;
+
+/* Neither the begins of rows nor their ends fall. */
+static inline int cla_tiles_first_begin(const ClaRowLanes* block) {
+#if CLA_WINDOW
+  return ((const int*)&block->begin)[0];
+#else
+  return 0;
+#endif
+}
+static inline int cla_tiles_last_end(const ClaRowLanes* block) {
+  return ((const int*)&block[CLA_BLOCK_VECS - 1].end)[CLA_VEC - 1];
+}
+
+static inline ClaBlockSteps cla_tiles_block_steps(const ClaRowLanes* block, int tile_at) {
+  const int end = min(CLA_BLOCK_KV, cla_tiles_last_end(block) - tile_at);
+  ClaBlockSteps seen;
+  seen.end = CLA_ROUND_UP(max(end, 0), CLA_STEP_KEYS);
+  seen.begin =
+      clamp(cla_tiles_first_begin(block) - tile_at, 0, seen.end) / CLA_STEP_KEYS * CLA_STEP_KEYS;
+  seen.masked = 0;
+#pragma unroll
+  for (int i = 0; i < CLA_BLOCK_VECS; ++i)
+    seen.masked |= cla_row_lanes_masked(block + i, tile_at + seen.begin, tile_at + seen.end);
+  return seen;
+}
+
+/* A tile of keys: rows of K, columns of V, and whether the latter hold an infinity or NaN. */
+typedef struct ClaKvTile {
+  int at;    /* position */
+  int limit; /* no row of the task sees a key from here on */
+  int overflows;
+  cla_vu keys[CLA_BLOCK_KV * CLA_KEY_VECS];
+  cla_vu values[CLA_BLOCK_KV * CLA_VALUE_DIM / CLA_TILE_DEPTH];
+} ClaKvTile;
+
+/* Turns scores of 16 rows, s[BLOCK_KV], into probabilities relative to their largest logits so far,
+   which their accumulator follows: pairs of keys in bf16. */
+static inline __attribute__((always_inline)) void cla_tiles_softmax(
+    const ClaOptions* opt, ClaRowLanes* rows, const ClaKvTile* tile, const ClaBlockSteps* seen,
+    int masked, float unit, cla_vf* s, cla_vu* pairs, cla_vf* o) {
+  cla_vf factor;
+  if (cla_row_lanes_logits(rows, opt, unit, tile->at, seen->begin, seen->end, tile->limit, masked,
+                           s, &factor))
+    for (int d = 0; d < CLA_VALUE_DIM; ++d) o[d] *= factor;
+  cla_vf sum = rows->sum;
+#pragma unroll 4
+  for (int key = seen->begin; key < seen->end; key += 2) {
+    const cla_vf even = cla_row_lanes_probabilities(rows, s[key], masked);
+    const cla_vf odd = cla_row_lanes_probabilities(rows, s[key + 1], masked);
+    sum += even + odd;
+    pairs[key / 2] = (as_uint16(even) + 0x8000u) >> 16 | ((as_uint16(odd) + 0x8000u) & 0xffff0000u);
+  }
+  rows->sum = sum;
+}
+
+/* o += P V of 16 rows, leaving out what a row does not see. */
+static inline void cla_tiles_add_seen(const ClaBlockSteps* seen, const cla_vu* values,
+                                      const cla_vu* pairs, cla_vf* o) {
   const ushort* columns = (const ushort*)values;
 #pragma unroll 1
   for (int key = seen->begin; key < seen->end; ++key) {
@@ -48,21 +117,12 @@ CLA_INLINE void cla_add_seen(const ClaSeen* seen, const cla_vu* values, const cl
   }
 }
 
-// A tile of keys: rows of K, columns of V, and whether the latter hold an infinity or NaN.
-typedef struct ClaTile {
-  int at;
-  int overflows;
-  cla_vu keys[CLA_BLOCK_KV * CLA_KEY_VECS];
-  cla_vu values[CLA_BLOCK_KV * CLA_VALUE_DIM / CLA_TILE_DEPTH];
-} ClaTile;
-
-// ROW_BLOCK rows from `first` against one tile; q and o are theirs.
-CLA_INLINE void cla_row_block(const ClaRows* rows, int first, const ClaTile* tile, float unit,
-                              const cla_vu* q, ClaState* state, cla_vf* o) {
+/* A block of rows against one tile; q and o are theirs, `vecs` vectors hold rows. */
+static inline void cla_tiles_block(const ClaOptions* opt, ClaRowLanes* block, int vecs,
+                                   const ClaKvTile* tile, float unit, const cla_vu* q, cla_vf* o) {
   cla_vf s[CLA_BLOCK_VECS * CLA_BLOCK_KV];
   cla_vu pairs[CLA_BLOCK_VECS * CLA_BLOCK_KV / 2];
-  const ClaSeen seen = cla_seen(state, first, tile->at);
-  const int vecs = rows->rows - first > CLA_VEC ? CLA_BLOCK_VECS : 1;  // that hold rows
+  const ClaBlockSteps seen = cla_tiles_block_steps(block, tile->at);
 #pragma unroll 1
   for (int key = seen.begin; key < seen.end; key += CLA_STEP_KEYS)
     cla_multiply_block(tile->keys + key * CLA_KEY_VECS, 2 * CLA_KEY_DIM, q, 32 * CLA_KEY_DIM,
@@ -71,16 +131,16 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, const ClaTile* til
   for (int i = 0; i < vecs; ++i) {
     cla_vf* scores = s + i * CLA_BLOCK_KV;
     cla_vu* own = pairs + i * (CLA_BLOCK_KV / 2);
+    cla_vf* acc = o + i * CLA_VALUE_DIM;
     if (seen.masked)
-      cla_softmax(rows, state, first + i * CLA_VEC, tile->at, &seen, 1, unit, scores, own,
-                  o + i * CLA_VALUE_DIM);
+      cla_tiles_softmax(opt, block + i, tile, &seen, 1, unit, scores, own, acc);
     else
-      cla_softmax(rows, state, first + i * CLA_VEC, tile->at, &seen, 0, unit, scores, own,
-                  o + i * CLA_VALUE_DIM);
+      cla_tiles_softmax(opt, block + i, tile, &seen, 0, unit, scores, own, acc);
   }
   if (tile->overflows && seen.masked) {
     for (int i = 0; i < vecs; ++i)
-      cla_add_seen(&seen, tile->values, pairs + i * (CLA_BLOCK_KV / 2), o + i * CLA_VALUE_DIM);
+      cla_tiles_add_seen(&seen, tile->values, pairs + i * (CLA_BLOCK_KV / 2),
+                         o + i * CLA_VALUE_DIM);
     return;
   }
 #pragma unroll 1
@@ -91,31 +151,30 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, const ClaTile* til
                        1);
 }
 
-// Rows 16 n ... of the results, o[VALUE_DIM] being theirs transposed.
-CLA_INLINE void cla_finish_rows(const ClaRows* rows, const ClaState* state, int n, const cla_vf* o,
-                                const ClaResults* to) {
+/* Rows 16 n ... of the results, o[VALUE_DIM] being theirs transposed. */
+static inline void cla_tiles_store(const ClaCpuTask* task, const ClaRowLanes* rows, int n,
+                                   const cla_vf* o, const ClaResults* to) {
   cla_vf transposed[CLA_VEC * CLA_NUM_VECS];
 #pragma unroll 1
   for (int d = 0; d < CLA_NUM_VECS; ++d) {
     cla_vf a[CLA_VEC];
 #pragma unroll
     for (int i = 0; i < CLA_VEC; ++i) a[i] = o[d * CLA_VEC + i];
-    cla_transpose_to(a, (cla_vu*)transposed + d, CLA_NUM_VECS);
+    cla_tiles_transpose_to(a, (cla_vu*)transposed + d, CLA_NUM_VECS);
   }
-  for (int i = 0; i < CLA_VEC && n * CLA_VEC + i < rows->rows; ++i) {
-    const ClaRowState end = {((const float*)&state->base[n])[i], ((const float*)&state->sum[n])[i]};
-    cla_write_row(rows, n * CLA_VEC + i, transposed + i * CLA_NUM_VECS, cla_value_unit(rows), end,
-                  to);
+  for (int i = 0; i < CLA_VEC && n * CLA_VEC + i < task->num_rows; ++i) {
+    cla_cpu_store_row(task, n * CLA_VEC + i, transposed + i * CLA_NUM_VECS,
+                      cla_cpu_value_unit(task), cla_row_lanes_state(rows, i), to);
   }
 }
 
-// Where the keys of a tile lie, in elements.
-typedef struct ClaPlaces {
+/* Where the keys of a tile lie, in elements. */
+typedef struct ClaKvStage {
   long rows[CLA_BLOCK_KV];
 #if CLA_VALUES_APART
   long values[CLA_BLOCK_KV];
 #endif
-} ClaPlaces;
+} ClaKvStage;
 
 #if CLA_VALUES_APART
 #define CLA_VALUE_ROWS values /* of values */
@@ -123,70 +182,74 @@ typedef struct ClaPlaces {
 #define CLA_VALUE_ROWS rows
 #endif
 
-CLA_INLINE void cla_find_keys(const ClaRows* rows, int at, int end, ClaPlaces* places) {
-  cla_kv_rows(rows, at, end, places->rows);
+static inline void cla_tiles_fill_stage(const ClaCpuTask* task, int at, int end,
+                                        ClaKvStage* stage) {
+  cla_cpu_key_rows(task, at, end, stage->rows);
 #if CLA_VALUES_APART
-  cla_value_rows(rows, at, end, places->values);
+  cla_cpu_value_rows(task, at, end, stage->values);
 #endif
 }
 
-// Loads a tile and prefetches the next one.
-CLA_INLINE void cla_load_kv_tile(__global const CLA_KV_T* k, __global const CLA_KV_T* v,
-                                 const ClaPlaces* now, const ClaPlaces* next, ClaTile* tile) {
+/* Loads a tile and prefetches the next one. */
+static inline void cla_tiles_load(__global const CLA_KV_T* k, __global const CLA_KV_T* v,
+                                  const ClaKvStage* now, const ClaKvStage* next, ClaKvTile* tile) {
 #if defined(CLA_ROPE_DIM)
-  cla_load_tile_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
-  tile->overflows = cla_transpose_values(tile->keys, CLA_KEY_VECS, tile->values);
+  cla_tiles_load_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
+  tile->overflows = cla_tiles_transpose_values(tile->keys, CLA_KEY_VECS, tile->values);
 #else
-  cla_load_tile_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
+  cla_tiles_load_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
   cla_vu values[CLA_BLOCK_KV * CLA_VALUE_DIM / CLA_TILE_DEPTH];
-  cla_load_tile_rows(v, now->CLA_VALUE_ROWS, next->CLA_VALUE_ROWS, CLA_VALUE_DIM, values);
-  tile->overflows = cla_transpose_values(values, CLA_VALUE_DIM / CLA_TILE_DEPTH, tile->values);
+  cla_tiles_load_rows(v, now->CLA_VALUE_ROWS, next->CLA_VALUE_ROWS, CLA_VALUE_DIM, values);
+  tile->overflows =
+      cla_tiles_transpose_values(values, CLA_VALUE_DIM / CLA_TILE_DEPTH, tile->values);
 #endif
 }
 
 CLA_KERNEL clattn_attention_tiles(CLA_PARAMS) {
-  __global int* counters = workspace + call.counters_at;  // attention/cpu/queue.clh
+  __global int* counters = workspace + call.counters_at; /* attention/cpu/queue.clh */
   const ClaOptions opt = CLA_OPTION_VALUES;
   const ClaResults to = CLA_RESULTS;
   cla_open_tiles();
 
-  ClaRows rows;
-  while (cla_take_rows(&call, meta, counters, &opt, &rows)) {
-    const int begin = cla_row_begin(&rows, 0);                  // no row sees a key before it,
-    const int end = cla_row_end(&rows, rows.rows - 1);          // none one from here on
-    const float unit = call.scale_log2e * cla_key_unit(&rows);  // queries stay as they are
+  ClaCpuTask task;
+  while (cla_cpu_take_task(&call, meta, counters, &opt, &task)) {
+    const int begin = cla_cpu_row_begin(&task, 0);             /* no row sees a key before it, */
+    const int end = cla_cpu_row_end(&task, task.num_rows - 1); /* none one from here on */
+    const float unit = call.scale_log2e * cla_cpu_key_unit(&task); /* queries stay as they are */
 
     cla_vu query[CLA_MAX_ROWS * CLA_KEY_VECS];
     cla_vf o[CLA_MAX_ROWS * CLA_NUM_VECS];
-    ClaState state;
-    const int padded_rows = CLA_ROUND_UP(rows.rows, CLA_ROW_BLOCK);
-    cla_begin_state(&rows, padded_rows, &state);
-    cla_pack_queries(&rows, padded_rows, q + call.q_offset, call.q_token_stride, query);
+    ClaRowLanes lanes[CLA_MAX_ROWS / CLA_VEC];
+    const int padded_rows = CLA_ROUND_UP(task.num_rows, CLA_ROW_BLOCK);
+    for (int r = 0; r < padded_rows; r += CLA_VEC)
+      cla_row_lanes_begin(&task, r, &lanes[r / CLA_VEC]);
+    cla_tiles_pack_queries(&task, padded_rows, q + call.q_offset, call.q_token_stride, query);
     for (int i = 0; i < padded_rows * CLA_NUM_VECS; ++i) o[i] = (cla_vf)(0.0f);
 
-    ClaTile tile;
-    ClaPlaces places[2];
-    if (begin < end) cla_find_keys(&rows, begin, end, places);
-    int first = 0, turn = 0;  // rows before `first` see no key from here on
+    ClaKvTile tile;
+    tile.limit = end;
+    ClaKvStage stages[2];
+    if (begin < end) cla_tiles_fill_stage(&task, begin, end, stages);
+    int first = 0, turn = 0; /* rows before `first` see no key from here on */
     for (int at = begin; at < end; at += CLA_BLOCK_KV, turn ^= 1) {
-      cla_find_keys(&rows, at + CLA_BLOCK_KV, end, places + (turn ^ 1));
-      cla_load_kv_tile(k_cache + call.k_offset, CLA_VALUES, places + turn, places + (turn ^ 1),
-                       &tile);
+      cla_tiles_fill_stage(&task, at + CLA_BLOCK_KV, end, stages + (turn ^ 1));
+      cla_tiles_load(k_cache + call.k_offset, CLA_VALUES, stages + turn, stages + (turn ^ 1),
+                     &tile);
       tile.at = at;
-      while (((const int*)state.end)[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;
+      while (cla_tiles_last_end(lanes + first / CLA_VEC) <= at) first += CLA_ROW_BLOCK;
       for (int r = first; r < padded_rows; r += CLA_ROW_BLOCK) {
-#if CLA_WINDOW
-        if (((const int*)state.begin)[r] >= at + CLA_BLOCK_KV) break;  // nor do later rows
-#endif
-        cla_row_block(&rows, r, &tile, unit, query + r * CLA_KEY_VECS, &state,
-                      o + r * CLA_NUM_VECS);
+        ClaRowLanes* block = lanes + r / CLA_VEC;
+        if (cla_tiles_first_begin(block) >= at + CLA_BLOCK_KV) break; /* nor do later rows */
+        const int vecs = task.num_rows - r > CLA_VEC ? CLA_BLOCK_VECS : 1;
+        cla_tiles_block(&opt, block, vecs, &tile, unit, query + r * CLA_KEY_VECS,
+                        o + r * CLA_NUM_VECS);
       }
     }
 
-    for (int n = 0; n * CLA_VEC < rows.rows; ++n)
-      cla_finish_rows(&rows, &state, n, o + n * CLA_VALUE_DIM, &to);
-    cla_merge_if_last(&rows, &to, CLA_ARRIVALS);
+    for (int n = 0; n * CLA_VEC < task.num_rows; ++n)
+      cla_tiles_store(&task, lanes + n, n, o + n * CLA_VALUE_DIM, &to);
+    cla_cpu_merge_if_last(&task, &to, CLA_ARRIVALS);
   }
   cla_close_tiles();
-  cla_leave_queue(counters);
+  cla_queue_leave(counters);
 }

@@ -1,17 +1,17 @@
-// C = A B, 32 x 64 by 64 x 32 of small whole numbers, in bf16 and in int8, in each way that
-// tile/amx.clh has; all but the first time added. The host knows what C must be
-// (src/opencl/device/self_test.cpp).
-#include "tile/amx.clh"
+/* C = A B, 32 x 64 by 64 x 32 of small whole numbers, in bf16 and in int8, in each way that
+   tile/cpu/amx.clh has; all but the first time added. The host knows what C must be
+   (src/opencl/device/self_test.cpp). */
+#include "tile/cpu/amx.clh"
 
-// 16 numbers from -8 on; A is matrix[32][64], B matrix[64][32] from column 64 on.
+/* 16 numbers from -8 on; A is matrix[32][64], B matrix[64][32] from column 64 on. */
 #define CLA_ELEMENT(row, column) \
   ((int)((((uint)(row)*128u + (uint)(column) + seed) * 2654435761u >> 20) % 16u) - 8)
 #define CLA_BF16(number) ((ushort)(as_uint((float)(number)) >> 16))
 
-#define CLA_STEP (16 * 32)  // elements of a tile of B
+#define CLA_STEP (16 * 32) /* elements of a tile of B */
 
-// C += A B by narrow tiles of `few` columns,
-CLA_INLINE void cla_add_columns(const ushort* a, const ushort* b, int few, float* c) {
+/* C += A B by narrow tiles of `few` columns, */
+static inline void cla_add_columns(const ushort* a, const ushort* b, int few, float* c) {
   for (int row = 0; row < 32; row += 16)
     for (int column = 0; column < 32; column += few) {
       float* sums = c + (column / 16 * 32 + row) * 16 + column % 16;
@@ -25,8 +25,8 @@ CLA_INLINE void cla_add_columns(const ushort* a, const ushort* b, int few, float
     }
 }
 
-// of `few` rows,
-CLA_INLINE void cla_add_rows(const ushort* a, const ushort* b, int few, float* c) {
+/* of `few` rows, */
+static inline void cla_add_rows(const ushort* a, const ushort* b, int few, float* c) {
   for (int row = 0; row < 32; row += few)
     for (int side = 0; side < 2; ++side) {
       float* sums = c + (side * 32 + row) * 16;
@@ -40,10 +40,10 @@ CLA_INLINE void cla_add_rows(const ushort* a, const ushort* b, int few, float* c
     }
 }
 
-// and of `few` columns of int8.
-CLA_INLINE void cla_add_bytes(const char* a, int few, uint seed, float* c) {
+/* and of `few` columns of int8. */
+static inline void cla_add_bytes(const char* a, int few, uint seed, float* c) {
   for (int column = 0; column < 32; column += few) {
-    char b[64 * 16] __attribute__((aligned(64)));  // [four rows][column][4]
+    char b[64 * 16] __attribute__((aligned(64))); /* [four rows][column][4] */
     for (int i = 0; i < 64; ++i)
       for (int j = 0; j < few; ++j)
         b[(i / 4 * few + j) * 4 + i % 4] = (char)CLA_ELEMENT(i, 64 + column + j);
@@ -62,11 +62,11 @@ CLA_INLINE void cla_add_bytes(const char* a, int few, uint seed, float* c) {
 }
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void clattn_selftest_amx(
-    __global uint* restrict result,  // [32, 32]  bits of C in f32
+    __global uint* restrict result, /* [32, 32]  bits of C in f32 */
     uint seed) {
   ushort a[32 * 64] __attribute__((aligned(64)));
-  char bytes[32 * 64] __attribute__((aligned(64)));  // the same
-  // [columns / 16][step][pair of rows][16][2] and [columns / 16][row][16]
+  char bytes[32 * 64] __attribute__((aligned(64))); /* the same */
+  /* [columns / 16][step][pair of rows][16][2] and [columns / 16][row][16] */
   ushort b[2 * 2 * CLA_STEP] __attribute__((aligned(64)));
   float c[2 * 32 * 16] __attribute__((aligned(64)));
   for (int row = 0; row < 32; ++row)
