@@ -52,6 +52,7 @@ bool tiles_mla_gpu(const Variant& tile) {
 
 constexpr auto kRanges = std::to_array<TileRange>({
     {KernelId::decode_cpu, {4, 8, 16, 24, 32}, {16, 32, 64}, {1}},
+    {KernelId::decode_pairs, {4, 8, 16, 24, 32}, {16, 32, 64}, {1}},
     {KernelId::prefill_cpu, {64, 128, 256, 512}, {32, 64, 128}, {1}},
     {KernelId::mla_cpu, {64, 128, 256}, {32, 64}, {1}},
     {KernelId::packed_cpu, {8, 16, 32}, {16, 32, 64}, {1}},

@@ -129,13 +129,24 @@ TEST_P(X86Tiles, PairsComputeRight) {
   expect_right(spec, "prefill_bf16__r256_kv64");
 }
 
-TEST_P(X86Tiles, DecodeRight) {
+/// Of four heads a group: one to four chunks of rows, and two bundles of them.
+CaseSpec few_queries() {
   CaseSpec spec = long_queries();
-  // Of four heads a group: one to four chunks of rows, and two bundles of them.
   spec.requests = {{1, 20, 1}, {1, 130, 2}, {1, 0, 3},  {1, 300, 4},
                    {2, 77, 5}, {3, 61, 6},  {5, 90, 7}, {4, 77, 8}};
+  return spec;
+}
+
+TEST_P(X86Tiles, DecodeRight) {
+  CaseSpec spec = few_queries();
   GetParam().set(spec);
   expect_right(spec, "decode_cpu__r24_amx");
+}
+
+TEST_P(X86Tiles, PairsDecodeRight) {
+  CaseSpec spec = few_queries();
+  GetParam().set(spec);
+  expect_right(spec, "decode_cpu__r24_bf16");
 }
 
 INSTANTIATE_TEST_SUITE_P(Options, X86Tiles, testing::ValuesIn(options()),

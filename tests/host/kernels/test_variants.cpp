@@ -383,7 +383,8 @@ TEST(Variants, ProductsOfBF16PairsAreForBF16Queries) {
     EXPECT_EQ(decode_row(true, DType::kBF16, cache, 128), kPairs);
     EXPECT_EQ(decode_row(false, DType::kBF16, cache, 128), kPlain);
     EXPECT_EQ(decode_row(true, DType::kF16, cache, 128), kPlain);
-    EXPECT_EQ(decode_row(true, DType::kBF16, cache, 96), kPlain);
+    const bool whole_lines = cache == DType::kBF16;  // of 64 bytes
+    EXPECT_EQ(decode_row(true, DType::kBF16, cache, 96), whole_lines ? kPairs : kPlain);
   }
   EXPECT_EQ(decode_row(true, DType::kBF16, DType::kF16, 128), kPlain);
   EXPECT_EQ(decode_row(true, DType::kF32, DType::kF32, 128), kPlain);
