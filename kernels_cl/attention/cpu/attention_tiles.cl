@@ -84,12 +84,12 @@ typedef struct ClaKvTile {
 
 /* Turns scores of 16 rows, s[BLOCK_KV], into probabilities relative to their largest logits so far,
    which their accumulator follows: pairs of keys in bf16. */
-static inline __attribute__((always_inline)) void cla_tiles_softmax(
+static inline __attribute__((always_inline)) void cla_tiles_probabilities(
     const ClaOptions* opt, ClaRowLanes* rows, const ClaKvTile* tile, const ClaBlockSteps* seen,
     int masked, float unit, cla_vf* s, cla_vu* pairs, cla_vf* o) {
   cla_vf factor;
-  if (cla_row_lanes_logits(rows, opt, unit, tile->at, seen->begin, seen->end, tile->limit, masked,
-                           s, &factor))
+  if (cla_row_lanes_softmax(rows, opt, unit, tile->at, seen->begin, seen->end, tile->limit, masked,
+                            s, &factor))
     for (int d = 0; d < CLA_VALUE_DIM; ++d) o[d] *= factor;
   cla_vf sum = rows->sum;
 #pragma unroll 4
@@ -133,9 +133,9 @@ static inline void cla_tiles_block(const ClaOptions* opt, ClaRowLanes* block, in
     cla_vu* own = pairs + i * (CLA_BLOCK_KV / 2);
     cla_vf* acc = o + i * CLA_VALUE_DIM;
     if (seen.masked)
-      cla_tiles_softmax(opt, block + i, tile, &seen, 1, unit, scores, own, acc);
+      cla_tiles_probabilities(opt, block + i, tile, &seen, 1, unit, scores, own, acc);
     else
-      cla_tiles_softmax(opt, block + i, tile, &seen, 0, unit, scores, own, acc);
+      cla_tiles_probabilities(opt, block + i, tile, &seen, 0, unit, scores, own, acc);
   }
   if (tile->overflows && seen.masked) {
     for (int i = 0; i < vecs; ++i)

@@ -38,12 +38,13 @@
 
 /* Turns a chunk's scores in a tile into probabilities relative to its largest logits so far, which
    its accumulator follows. */
-static inline void cla_decode_softmax(ClaRowLanes* rows, const ClaOptions* opt,
-                                      __global const CLA_KV_T* k, __global const CLA_KV_T* v,
-                                      const ClaDecodeTile* tile, int masked, cla_vf* s, cla_vf* o) {
+static inline void cla_decode_probabilities(ClaRowLanes* rows, const ClaOptions* opt,
+                                            __global const CLA_KV_T* k, __global const CLA_KV_T* v,
+                                            const ClaDecodeTile* tile, int masked, cla_vf* s,
+                                            cla_vf* o) {
   cla_vf factor;
-  if (cla_row_lanes_logits(rows, opt, tile->score_unit, tile->at, 0, CLA_STEPS, tile->end, masked,
-                           s, &factor)) {
+  if (cla_row_lanes_softmax(rows, opt, tile->score_unit, tile->at, 0, CLA_STEPS, tile->end, masked,
+                            s, &factor)) {
     float f[CLA_VEC];
     CLA_CAT(vstore, CLA_VEC)(factor, 0, f);
 #pragma unroll 1
@@ -52,7 +53,7 @@ static inline void cla_decode_softmax(ClaRowLanes* rows, const ClaOptions* opt,
   }
 #pragma unroll
   for (int step = 0; step < CLA_STEPS; ++step) {
-    cla_fetch_in_softmax(k, v, tile, step);
+    cla_fetch_ahead(k, v, tile, step);
     s[step] = cla_row_lanes_probabilities(rows, s[step], masked);
     rows->sum += s[step];
   }
@@ -78,7 +79,7 @@ static inline void cla_decode_tile(ClaDecodeBundle* own, const ClaOptions* opt,
     cla_vf s[CLA_STEPS];
     cla_multiply_qk(own->query, k, v, tile, operands, s);
     const int masked = cla_row_lanes_masked(rows, tile->at, tile->at + CLA_BLOCK_KV);
-    cla_decode_softmax(rows, opt, k, v, tile, masked, s, o);
+    cla_decode_probabilities(rows, opt, k, v, tile, masked, s, o);
     cla_multiply_pv(s, k, v, tile, operands, masked, o);
   }
   cla_finish_pv(k, v, tile, operands, own->o);
