@@ -15,7 +15,9 @@ _opened: dict[str, tuple[_clattn.Context, _clattn.Queue]] = {}
 _opening = threading.Lock()
 
 
-def _open(device: str, queue: tuple[_clattn.Context, _clattn.Queue] | None) -> tuple[Any, Any]:
+def open_device(
+    device: str, queue: tuple[_clattn.Context, _clattn.Queue] | None
+) -> tuple[_clattn.Context, _clattn.Queue]:
     """The context and queue of a device, made once."""
     if queue is not None:
         if device:
@@ -219,7 +221,7 @@ def attention(
             if len(keys) != len(call.shape) or (len(keys) == 4 and keys[0] != batch):
                 raise InvalidArgument(f"k: shape {list(keys)}, legal: as many batches as q")
     return call.run(
-        _open(device, queue),
+        open_device(device, queue),
         None,
         shares_cache=False,
         key=_joined(k, "k"),
@@ -291,7 +293,7 @@ def paged_attention(
     given. The rest is as in attention(); a cache of latent rows needs use_mla=True.
     """
     call = _Call(q, options)
-    where = _open(device, queue)
+    where = open_device(device, queue)
     pair = not isinstance(cache, _clattn.KVCache)
     if pair:
         keys, values = cache
