@@ -20,7 +20,9 @@ from clattn.foreign import (
     host_array,
     in_one_allocation,
     int32s,
+    lists_of,
     only,
+    paged_lists,
     starts,
     store,
 )
@@ -137,18 +139,21 @@ def flash_attn_varlen_func(
         if most < longest:
             raise InvalidArgument(f"{name}: {most}, legal: at least {longest}")
     given = {
-        "query_start_loc": query_starts, "return_lse": return_attn_probs, "lse_layout": "heads",
-        "device": device, "queue": queue,
+        "return_lse": return_attn_probs, "lse_layout": "heads", "device": device, "queue": queue,
         **_options(causal, softmax_scale, window_size, softcap, alibi_slopes, dropout_p),
     }  # fmt: skip
     if block_table is None:
         host_array(k, "k", 3), host_array(v, "v", 3)
-        result = clattn.attention(q, k, v, key_start_loc=key_starts, **given)
+        result = clattn.attention(
+            q, k, v, query_start_loc=query_starts, key_start_loc=key_starts, **given
+        )
     else:
         host_array(k, "k", 4), host_array(v, "v", 4)
-        table = numbers(block_table, "int32", 2, "block_table")
-        lens = np.diff(key_starts)
-        result = clattn.paged_attention(q, *_pages(k, v, table, lens), **given)
+        lists = lists_of(
+            numbers(block_table, "int32", 2, "block_table"), np.diff(key_starts), k.shape[1],
+            "block_table",
+        )  # fmt: skip
+        result = _attend(q, k, v, query_starts, lists, np.diff(key_starts), **given)
     return (*result, None) if return_attn_probs else result
 
 
@@ -209,12 +214,12 @@ def flash_attn_with_kvcache(
     if k is not None:
         _store(open_device(device, queue), {"k": (k, k_cache), "v": (v, v_cache)}, table, lens)
         lens = lens + np.int32(new)
-    given = _options(causal, softmax_scale, window_size, softcap, alibi_slopes)
-    if cache_leftpad is not None:
-        given["first_keys"] = int32s(cache_leftpad, "cache_leftpad", batch)
-    return clattn.paged_attention(
-        q, *_pages(k_cache, v_cache, table, lens), return_lse=return_softmax_lse,
-        lse_layout="heads", device=device, queue=queue, **given,
+    padding = None if cache_leftpad is None else int32s(cache_leftpad, "cache_leftpad", batch)
+    return _attend(
+        q, k_cache, v_cache, np.arange(batch + 1) * q.shape[1],
+        lists_of(table, lens, k_cache.shape[1], "block_table"), lens, padding,
+        return_lse=return_softmax_lse, lse_layout="heads", device=device, queue=queue,
+        **_options(causal, softmax_scale, window_size, softcap, alibi_slopes),
     )  # fmt: skip
 
 
@@ -233,25 +238,23 @@ def _table(batch: int, cache: Any, cache_batch_idx: Any, block_table: Any) -> np
         table = np.arange(batch, dtype=np.int32)[:, None]
         if len(cache) < batch:
             raise InvalidArgument(f"k_cache: {len(cache)} rows, legal: at least {batch}, as q")
-    if len(table) != batch:
-        raise InvalidArgument(f"block_table: {len(table)} rows, legal: {batch}, one a sequence")
     return table
 
 
-def _pages(keys: Any, values: Any, table: np.ndarray, lens: np.ndarray) -> Any:
-    """The arguments cache, block_table, seq_lens of paged_attention(), and which pages are whose.
-
-    What a row of the table holds behind its sequence's pages is the caller's.
-    """
-    counts = -(-lens // keys.shape[1])
-    if table.shape[1] < counts.max(initial=0):
-        raise InvalidArgument(
-            f"block_table: {table.shape[1]} columns, legal: at least {counts.max()}"
-        )
-    used = np.arange(table.shape[1]) < counts[:, None]
-    rows = np.where(used, table, table[used][0] if used.any() else 0)
-    cache, pages = in_one_allocation(keys, values, rows)
-    return cache, pages, lens
+def _attend(
+    q: Any,
+    keys: Any,
+    values: Any,
+    query_starts: np.ndarray,
+    lists: tuple[np.ndarray, np.ndarray],
+    lens: np.ndarray,
+    padding: np.ndarray | None = None,
+    **given: Any,
+) -> Any:
+    """paged_attention() over two arrays of pages."""
+    said = paged_lists(query_starts, *lists, lens, keys.shape[1], padding)
+    cache, pages = in_one_allocation(keys, values, said.pop("block_table"))
+    return clattn.paged_attention(q, cache, pages, **said, **given)
 
 
 def _store(

@@ -94,6 +94,47 @@ def starts(given: Any, name: str, sequences: int | None = None) -> np.ndarray:
     return values
 
 
+def lists_of(
+    table: np.ndarray, lens: np.ndarray, page_size: int, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of page ids as lists: where each request's begins, and the pages in use. What a row
+    holds behind them is the caller's."""
+    if len(table) != len(lens):
+        raise InvalidArgument(f"{name}: {len(table)} rows, legal: {len(lens)}, one a request")
+    counts = -(-lens // page_size)
+    most = counts.max(initial=0)
+    if table.shape[1] < most:
+        raise InvalidArgument(f"{name}: {table.shape[1]} columns, legal: at least {most}")
+    used = np.arange(table.shape[1]) < counts[:, None]
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int32), table[used]
+
+
+def paged_lists(
+    query_starts: np.ndarray,
+    page_starts: np.ndarray,
+    pages: np.ndarray,
+    lens: np.ndarray,
+    page_size: int,
+    first_keys: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """Keywords of clattn.paged_attention().
+
+    It wants as many keys as tokens. A request with fewer gets pages in front that hold no key, so
+    that the last token keeps the position of the last key.
+    """
+    missing = np.maximum(np.diff(query_starts) - lens, 0)
+    front = -(-missing // page_size)
+    if front.any():
+        pages = np.insert(pages, np.repeat(page_starts[:-1], front), 0)
+        page_starts = page_starts + np.concatenate(([0], np.cumsum(front)))
+        first_keys = front * page_size + (0 if first_keys is None else first_keys)
+    lists = {"block_table": pages, "page_start_loc": page_starts, "query_start_loc": query_starts}
+    lists["seq_lens"] = lens + front * page_size
+    if first_keys is not None:
+        lists["first_keys"] = first_keys
+    return {name: values.astype(np.int32) for name, values in lists.items()}
+
+
 def in_one_allocation(
     keys: Any, values: Any, pages: np.ndarray
 ) -> tuple[tuple[Any, Any], np.ndarray]:

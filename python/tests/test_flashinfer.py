@@ -8,7 +8,7 @@ import pytest
 from exact import close
 
 HEADS, KV_HEADS, SIZE, PAGE = 4, 2, 32, 4
-LENGTHS = [(5, 5), (1, 10), (0, 3), (3, 9), (2, 4)]  # new tokens and keys of each request
+LENGTHS = [(5, 5), (1, 10), (0, 3), (6, 2), (3, 9), (2, 0), (2, 4)]  # tokens and keys of each request
 STARTS = np.cumsum([0] + [q for q, _ in LENGTHS])
 KEY_STARTS = np.cumsum([0] + [k for _, k in LENGTHS])
 PAGE_STARTS = np.cumsum([0] + [-(-k // PAGE) for _, k in LENGTHS])
@@ -81,12 +81,13 @@ def test_caches(given, ragged, layout, form):
     cache = cache_of(k, v, layout)
     wanted, wanted_lse = exact.batch(*ragged, STARTS, KEY_STARTS, causal=True)
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(None, layout)
-    wrapper.plan(STARTS, PAGE_STARTS, [*PAGES, -1], LAST, *SHAPE, causal=True, q_data_type="float32")
-    cache = given(cache)
-    if form == "views":
-        cache = cache[:, 0], cache[:, 1]
-    elif form == "two allocations":
-        cache = given(np.array(cache[:, 0])), given(np.array(cache[:, 1]))
+    pages = [*PAGES, -1]  # what follows those in use is the caller's
+    wrapper.plan(STARTS, PAGE_STARTS, pages, LAST, *SHAPE, causal=True, q_data_type="float32")
+    if form == "two allocations":
+        cache = given(cache[:, 0].copy()), given(cache[:, 1].copy())
+    else:
+        cache = given(cache)
+        cache = cache if form == "one array" else (cache[:, 0], cache[:, 1])
     out, lse = given(np.empty_like(q)), given(np.empty((HEADS, len(q)), np.float32))
     found = wrapper.run(
         given(q), cache, out=out, lse=lse, return_lse=True, lse_base="ln", lse_layout="HN"
@@ -146,11 +147,11 @@ def test_decode(given, rows, ragged, said, options):
 
 def test_decode_of_several_tokens_and_sinks(rows, ragged):
     _, k, v = ragged
-    q, sinks = rows(10, HEADS, SIZE), [0.5, -1.0, 2.0, 0.0]
+    q, sinks = rows(2 * len(LENGTHS), HEADS, SIZE), [0.5, -1.0, 2.0, 0.0]
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(None)
     wrapper.plan(PAGE_STARTS, PAGES, LAST, *SHAPE, data_type="float32", q_len_per_req=2)
     found = wrapper.run(q, cache_of(k, v), sinks=np.array(sinks))
-    starts = 2 * np.arange(6)
+    starts = 2 * np.arange(len(LENGTHS) + 1)
     close(found, exact.batch(q, k, v, starts, KEY_STARTS, causal=True, sinks=sinks)[0])
 
 

@@ -65,9 +65,14 @@ def scale_of(value: Any, name: str) -> float:
 
 
 def dense_mask(
-    custom_mask: Any, packed: Any, query_lens: np.ndarray, key_lens: np.ndarray
+    custom_mask: Any,
+    packed: Any,
+    query_lens: np.ndarray,
+    key_lens: np.ndarray,
+    first_keys: np.ndarray | None = None,
 ) -> np.ndarray | None:
-    """[tokens, keys of the longest request], of masks that lie one after another, flattened.
+    """[tokens, keys of the longest request], of masks that lie one after another, flattened; a
+    request's keys begin at its first_keys.
 
     custom_mask: bool [sum of query_lens * key_lens]; packed: the same, eight keys a byte, the first
     in the lowest bit, each request beginning a byte.
@@ -83,16 +88,18 @@ def dense_mask(
     sizes_given = sizes if packed is None else (sizes + 7) // 8
     if len(flat) != sizes_given.sum():
         raise InvalidArgument(f"{name}: {len(flat)} values, legal: {sizes_given.sum()}")
-    longest = int(key_lens.max(initial=0))
+    first_keys = np.zeros_like(key_lens) if first_keys is None else first_keys
+    longest = int((first_keys + key_lens).max(initial=0))
     if longest == 0:
         return None
     mask = np.zeros((int(query_lens.sum()), longest), np.uint8)
     row = at = 0
-    for queries, keys, size, stored in zip(query_lens, key_lens, sizes, sizes_given, strict=True):
+    each = zip(query_lens, first_keys, key_lens, sizes, sizes_given, strict=True)
+    for queries, first, keys, size, stored in each:
         part = flat[at : at + stored]
         if packed is not None:
             part = np.unpackbits(part, count=size, bitorder="little")
-        mask[row : row + queries, :keys] = part.reshape(queries, keys) != 0
+        mask[row : row + queries, first : first + keys] = part.reshape(queries, keys) != 0
         row, at = row + queries, at + stored
     return mask
 

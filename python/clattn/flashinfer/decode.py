@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 from clattn.flashinfer.arguments import plan_layer, refuse
 from clattn.flashinfer.wrapper import HEAD_SCALES, SKIPS, SPLITS, PagedWrapper
 from clattn.foreign import only
@@ -92,15 +90,14 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         only("is_causal", is_causal, None, causal, because="several tokens of a request are causal")
         if data_type is not None:
             q_data_type, kv_data_type = data_type, kv_data_type or data_type
-        self._take_pages(indptr, indices, last_page_len, page_size, seq_lens)
+        self._take_pages(q_len_per_req, indptr, indices, last_page_len, page_size, seq_lens)
         self._layer = plan_layer(
             num_qo_heads, num_kv_heads, head_dim, causal=causal,
             q_data_type=q_data_type, kv_data_type=kv_data_type, o_data_type=o_data_type,
             pos_encoding_mode=pos_encoding_mode, window_left=window_left, sm_scale=sm_scale,
             logits_soft_cap=logits_soft_cap, rope_scale=rope_scale, rope_theta=rope_theta,
         )  # fmt: skip
-        self._query_starts = np.arange(len(self._page_starts), dtype=np.int32) * q_len_per_req
-        self._window_left = window_left
+        self._window_left, self._q_len_per_req = window_left, q_len_per_req
 
     begin_forward = plan
 
@@ -129,9 +126,9 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         """
         del enable_pdl
         layer = self._planned()
-        only("window_left", window_left, None, self._window_left, because="plan() was given that")
-        each = int(self._query_starts[1]) if len(self._query_starts) > 1 else 1
-        only("q_len_per_req", q_len_per_req, None, each, because="plan() was given that")
+        because = "plan() was given that"
+        only("window_left", window_left, None, self._window_left, because=because)
+        only("q_len_per_req", q_len_per_req, None, self._q_len_per_req, because=because)
         refuse(SKIPS, skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
         refuse(HEAD_SCALES, kv_cache_sf=kv_cache_sf)
         return self._run(

@@ -6,10 +6,20 @@ from typing import Any
 import numpy as np
 
 import clattn
+from clattn.arrays import numbers
 from clattn.errors import InvalidArgument
 from clattn.flashinfer.arguments import check_common, refuse, scale_of
-from clattn.flashinfer.wrapper import SKIPS, check_lens, check_most, check_rows
-from clattn.foreign import dtype_name, host_array, int32s, library, only, starts, stored_bytes
+from clattn.flashinfer.wrapper import SKIPS, check_most, check_rows
+from clattn.foreign import (
+    dtype_name,
+    host_array,
+    int32s,
+    library,
+    lists_of,
+    only,
+    starts,
+    stored_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class MLAPlanMetadata:
             max_q_len=max_q_len,
         )
 
-    def keywords(self) -> dict[str, Any]:
+    def keywords(self, page_size: int) -> dict[str, Any]:
         """For clattn.paged_attention()."""
         lists = (self.qo_indptr, self.kv_indptr, self.kv_indices, self.kv_len_arr)
         table = (self.cum_seq_lens_q, self.block_tables, self.seq_lens)
@@ -56,18 +66,22 @@ class MLAPlanMetadata:
             query = starts(self.cum_seq_lens_q, "cum_seq_lens_q")
             lens = int32s(self.seq_lens, "seq_lens", len(query) - 1)
             check_most(self.max_q_len, np.diff(query), "max_q_len")
-            table = clattn.arrays.numbers(self.block_tables, "int32", 2, "block_tables")
-            return {"query_start_loc": query, "seq_lens": lens, "block_table": table}
-        refuse("lists say it", max_q_len=self.max_q_len)
-        query = starts(self.qo_indptr, "qo_indptr")
-        page_starts = starts(self.kv_indptr, "kv_indptr", len(query) - 1)
-        pages = int32s(self.kv_indices, "kv_indices")
-        if len(pages) < page_starts[-1]:
-            raise InvalidArgument(f"kv_indices: {len(pages)}, legal: at least {page_starts[-1]}")
+            table = numbers(self.block_tables, "int32", 2, "block_tables")
+            page_starts, pages = lists_of(table, lens, page_size, "block_tables")
+        else:
+            refuse("lists say it", max_q_len=self.max_q_len)
+            query = starts(self.qo_indptr, "qo_indptr")
+            page_starts = starts(self.kv_indptr, "kv_indptr", len(query) - 1)
+            pages = int32s(self.kv_indices, "kv_indices")[: page_starts[-1]]
+            lens = int32s(self.kv_len_arr, "kv_len_arr", len(query) - 1)
+            if len(pages) < page_starts[-1]:
+                raise InvalidArgument(
+                    f"kv_indices: {len(pages)} pages, legal: at least {page_starts[-1]}"
+                )
         return {
             "query_start_loc": query,
-            "seq_lens": int32s(self.kv_len_arr, "kv_len_arr", len(query) - 1),
-            "block_table": pages[: page_starts[-1]],
+            "seq_lens": lens,
+            "block_table": pages,
             "page_start_loc": page_starts,
         }
 
@@ -159,7 +173,7 @@ class BatchMLAPagedAttentionWrapper:
         output = dtype if output_dtype is None else dtype_name(output_dtype, "output_dtype")
         only("output_dtype", output, dtype, because="outputs have the type of queries")
         self._plan = {
-            **(metadata or flat).keywords(),
+            **(metadata or flat).keywords(page_size),
             "causal": bool(causal),
             "num_heads": num_heads,
             "head_size": head_dim_ckv + head_dim_kpe,

@@ -1,5 +1,6 @@
 """Where new tokens go, and storing them, as in flashinfer.page."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from clattn.foreign import (
     like,
     starts,
     store,
-    stored_bytes,
 )
 from clattn.functions import open_device
 
@@ -143,8 +143,10 @@ def append_paged_mla_kv_cache(
         ("append_kpe", append_kpe, kpe_cache),
     ):
         if cache is not None:
-            rows[name] = host_array(array, name, 2)[:, None]
-            halves.append(host_array(cache, name.replace("append_", "") + "_cache", 3)[:, :, None])
+            size = math.gcd(host_array(array, name, 2).shape[1], 256)
+            host_array(cache, name.removeprefix("append_") + "_cache", 3)
+            rows[name] = array.reshape(len(array), -1, size)  # as heads of a size that is stored
+            halves.append(cache.reshape(*cache.shape[:2], -1, size))
     if not halves:
         raise InvalidArgument("ckv_cache, kpe_cache: None, legal: at least one array")
     lists = _lists(

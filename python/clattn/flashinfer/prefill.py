@@ -15,7 +15,7 @@ from clattn.flashinfer.wrapper import (
     check_lens,
     check_most,
 )
-from clattn.foreign import only, starts
+from clattn.foreign import only
 
 
 class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
@@ -124,23 +124,25 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             because="pages hold keys and values of one size",
         )  # fmt: skip
         self._take_pages(
-            paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size, seq_lens
-        )
-        query_starts = starts(qo_indptr, "qo_indptr", len(self._key_lens))
-        query_lens = np.diff(query_starts)
+            qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size,
+            seq_lens,
+        )  # fmt: skip
+        query_lens = np.diff(self._query_starts)
         check_lens(seq_lens_q, query_lens, "seq_lens_q")
         check_most(max_token_per_sequence, query_lens, "max_token_per_sequence")
         check_most(max_sequence_kv, self._key_lens, "max_sequence_kv")
         check_most(uniform_q_len, query_lens, "uniform_q_len")
         self._layer = plan_layer(
             num_qo_heads, num_kv_heads, head_dim_qk, causal=causal,
-            mask=dense_mask(custom_mask, packed_custom_mask, query_lens, self._key_lens),
+            mask=dense_mask(
+                custom_mask, packed_custom_mask, query_lens, self._key_lens,
+                self._lists.get("first_keys"),
+            ),
             q_data_type=q_data_type, kv_data_type=kv_data_type, o_data_type=o_data_type,
             pos_encoding_mode=pos_encoding_mode, use_fp16_qk_reduction=use_fp16_qk_reduction,
             window_left=window_left, sm_scale=sm_scale, logits_soft_cap=logits_soft_cap,
             rope_scale=rope_scale, rope_theta=rope_theta,
         )  # fmt: skip
-        self._query_starts = query_starts
 
     begin_forward = plan
 

@@ -14,7 +14,7 @@ from clattn.flashinfer.arguments import (
     refuse,
     scale_of,
 )
-from clattn.foreign import in_one_allocation, int32s, starts, stored_bytes
+from clattn.foreign import in_one_allocation, int32s, paged_lists, starts, stored_bytes
 
 SPLITS = "CLAttn chooses how keys are split"
 HEAD_SCALES = "caches with a scale for each token and head are not supported here"
@@ -102,34 +102,48 @@ class PagedWrapper(Wrapper):
     """A wrapper over pages; plan() sets the lists."""
 
     _query_starts: np.ndarray
-    _page_starts: np.ndarray
-    _pages: np.ndarray
     _key_lens: np.ndarray
     _page_size: int
+    _lists: dict[str, np.ndarray]
 
     def _take_pages(
-        self, indptr: Any, indices: Any, last_page_len: Any, page_size: int, seq_lens: Any
+        self,
+        qo_indptr: Any,
+        indptr: Any,
+        indices: Any,
+        last_page_len: Any,
+        page_size: int,
+        seq_lens: Any,
     ) -> None:
-        self._page_starts = starts(indptr, "paged_kv_indptr")
-        self._pages = int32s(indices, "paged_kv_indices")[: self._page_starts[-1]]
-        if len(self._pages) < self._page_starts[-1]:
+        """qo_indptr: tokens, or a number of them that each request has."""
+        page_starts = starts(indptr, "paged_kv_indptr")
+        requests = len(page_starts) - 1
+        if isinstance(qo_indptr, int):
+            self._query_starts = np.arange(requests + 1, dtype=np.int32) * np.int32(qo_indptr)
+        else:
+            self._query_starts = starts(qo_indptr, "qo_indptr", requests)
+        pages = int32s(indices, "paged_kv_indices")[: page_starts[-1]]
+        if len(pages) < page_starts[-1]:
             raise InvalidArgument(
-                f"paged_kv_indices: {len(self._pages)} pages, legal: at least "
-                f"{self._page_starts[-1]}"
+                f"paged_kv_indices: {len(pages)} pages, legal: at least {page_starts[-1]}"
             )
         self._page_size = page_size
-        self._key_lens = page_lens(self._page_starts, last_page_len, page_size)
+        self._key_lens = page_lens(page_starts, last_page_len, page_size)
         check_lens(seq_lens, self._key_lens, "seq_lens")
+        self._lists = paged_lists(
+            self._query_starts, page_starts, pages, self._key_lens, page_size
+        )
 
     def _cache(self, cache: Any) -> tuple[Any, np.ndarray]:
         """What paged_attention() reads, and the pages' numbers in it."""
+        pages = self._lists["block_table"]
         if isinstance(cache, clattn.KVCache):
             block_size = cache.block_size
-            found = cache, self._pages
+            found = cache, pages
         else:
             keys, values = map(stored_bytes, keys_and_values(cache, self._kv_layout))
             block_size = keys.shape[1]
-            found = in_one_allocation(keys, values, self._pages)
+            found = in_one_allocation(keys, values, pages)
         if block_size != self._page_size:
             raise InvalidArgument(
                 f"paged_kv_cache: pages of {block_size} tokens, legal: {self._page_size}, as "
@@ -162,12 +176,9 @@ class PagedWrapper(Wrapper):
         result = clattn.paged_attention(
             q,
             cache,
-            pages,
-            self._key_lens,
-            query_start_loc=self._query_starts,
-            page_start_loc=self._page_starts,
             out=out,
             lse=lse,
+            **{**self._lists, "block_table": pages},
             **lse_words(lse_base, lse_layout),
             **keywords,
             **self._where,
