@@ -22,6 +22,14 @@ def test_programs(page, output, capsys):
     assert capsys.readouterr().out == output
 
 
+def test_code_for_flashinfer():
+    page = (ROOT / "docs/integrations.md").read_text()
+    (program,) = re.findall(r"```python\n(import clattn.flashinfer .*?)```", page, re.S)
+    names = {}
+    exec(program, names)
+    assert names["out"].shape == (2, 8, 64) and names["lse"].shape == (2, 8)
+
+
 def test_version_is_the_headers():
     header = (ROOT / "include/clattn/version.h").read_text()
     assert clattn.__version__ == ".".join(re.findall(r"VERSION_[A-Z]+ (\d+)", header))

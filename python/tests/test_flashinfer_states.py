@@ -192,6 +192,22 @@ def test_latent(given, rows, form):
     close(lse, wanted_lse, 1e-4)
 
 
+def test_latent_rows_in_device_memory(rows):
+    q, pages, wanted, _ = latent(rows)
+    context = clattn.Context()
+    queue = context.create_queue()
+    whole = pages[:, :, None]
+    cache = clattn.KVCache.share(context, whole, whole, "f32")
+    query, out = context.allocate(q.nbytes), context.allocate(wanted.size * 4)
+    queue.write(query, q)
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(None, queue=(context, queue))
+    wrapper.plan([0, 1, 3], [0, 2, 3], [3, 1, 4], [5, 4], **LATENT)
+    wrapper.run(query=query, kv_cache=cache, out=out)
+    found = np.empty(wanted.shape, np.float32)
+    queue.read(out, found)
+    close(found, wanted)
+
+
 def test_latent_refuses(rows):
     wrapper = flashinfer.BatchMLAPagedAttentionWrapper(None)
     with pytest.raises(clattn.InvalidArgument, match="sm_scale: None"):

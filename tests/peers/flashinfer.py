@@ -1,8 +1,10 @@
 """A module named flashinfer over clattn.flashinfer, for FlashInfer's own tests.
 
-Names that clattn.flashinfer does not have are there, but raise clattn.Unsupported when called.
+Any other name, and any module in it, is there, too, but raises clattn.Unsupported when called.
 """
 
+import importlib.abc
+import importlib.machinery
 import sys
 import types
 from typing import Any
@@ -10,52 +12,40 @@ from typing import Any
 import clattn
 from clattn import flashinfer as names
 
-PARTS = """activation attention cascade cudnn decode fp4_quantization jit jit.attention jit.utils
-jit.attention.variants mla norm page prefill quantization rope sampling sparse testing triton utils
-"""
 
+class _Part(types.ModuleType):
+    __path__: list[str] = []
 
-def _absent(name: str) -> Any:
-    def call(*_: Any, **__: Any) -> None:
-        raise clattn.Unsupported(f"{name}: clattn.flashinfer has no such name")
-
-    return call
-
-
-class _Module(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(names, name, None) or _absent(f"{self.__name__}.{name}")
+        if self.__name__ == "flashinfer.utils":  # questions about CUDA devices
+            if name.startswith("is_"):
+                return lambda *_, **__: False
+            answers = {"get_compute_capability": (8, 0), "has_flashinfer_jit_cache": True}
+            if name in answers:
+                return lambda *_, **__: answers[name]
+        return getattr(names, name, None) or _Part(f"{self.__name__}.{name}")
+
+    def __or__(self, _: Any) -> Any:  # in annotations
+        return Any
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        raise clattn.Unsupported(f"{self.__name__}: clattn.flashinfer has no such name")
 
 
-class _Utils(_Module):
-    """Questions about CUDA devices, answered so that tests take the plainest kernels."""
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        if not name.startswith("flashinfer."):
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("is_"):
-            return lambda *_, **__: False
-        return super().__getattr__(name)
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> _Part:
+        return _Part(spec.name)
 
-    @staticmethod
-    def has_flashinfer_jit_cache() -> bool:  # nothing is to be compiled before
-        return True
-
-    @staticmethod
-    def get_compute_capability(_: Any) -> tuple[int, int]:
-        return 8, 0
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing is to be run."""
 
 
-__path__: list[str] = []
-for _part in PARTS.split():
-    _name = f"flashinfer.{_part}"
-    sys.modules[_name] = (_Utils if _part == "utils" else _Module)(_name)
-    sys.modules[_name].__path__ = []
-    _owner = sys.modules[_name.rpartition(".")[0]]
-    setattr(_owner, _part.rpartition(".")[2], sys.modules[_name])
-
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return getattr(names, name, None) or _absent(f"flashinfer.{name}")
+sys.meta_path.append(_Finder())
+sys.modules[__name__] = _Part("flashinfer")
