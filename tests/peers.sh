@@ -2,7 +2,8 @@
 # Runs FlashInfer's own tests through clattn.flashinfer, on the CPU; on demand, not in CI.
 # FOLDER is a copy of FlashInfer's repository (its files on PyPI have no tests of attention); PYTHON
 # an interpreter with clattn, PyTorch and pytest. Tests are copied to a folder of their own, where
-# "cuda" becomes "cpu"; of each test's parameter sets PEERS_SETS (3) are kept, evenly spread.
+# "cuda" becomes "cpu"; tests named after NVFP4 and CUDA graphs are left out, and of the others'
+# parameter sets PEERS_SETS (3) are kept, evenly spread.
 # Ends with a table: passed, failed, refused (an error of clattn's) and skipped (by the test).
 # usage: PYTHON=python3 tests/peers.sh FOLDER [FILE...]
 set -eu

@@ -12,9 +12,14 @@ _reasons: dict[str, collections.Counter] = collections.defaultdict(collections.C
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of each function's sets the first, the last and those at equal distances between them."""
+    """Of each function's sets the first, the last and those at equal distances between them.
+
+    Without what is of NVIDIA's devices alone.
+    """
     functions = collections.defaultdict(list)
     for item in items:
+        if "nvfp4" in item.nodeid or "cuda_graph" in item.nodeid:
+            continue
         functions[item.nodeid.partition("[")[0]].append(item)
     kept = []
     for sets in functions.values():
@@ -31,6 +36,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     outcome, reason = report.outcome, ""
     if call.excinfo is not None:
         reason = f"{call.excinfo.typename}: {call.excinfo.value}".strip().split("\n")[0]
+        if "NVIDIA" in reason:
+            outcome = "skipped"
         if isinstance(call.excinfo.value, clattn.Error):
             outcome, report.outcome = "refused", "skipped"
             report.longrepr = (str(item.path), item.location[1], reason)

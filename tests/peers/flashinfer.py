@@ -25,7 +25,9 @@ class _Part(types.ModuleType):
             answers = {"get_compute_capability": (8, 0), "has_flashinfer_jit_cache": True}
             if name in answers:
                 return lambda *_, **__: answers[name]
-        return getattr(names, name, None) or _Part(f"{self.__name__}.{name}")
+        found = getattr(names, name, None)
+        own = found is not None and not isinstance(found, types.ModuleType)
+        return found if own else _Part(f"{self.__name__}.{name}")
 
     def __or__(self, _: Any) -> Any:  # in annotations
         return Any

@@ -13,7 +13,10 @@ from clattn.flashinfer.cascade import (
     merge_state_in_place,
     merge_states,
 )
-from clattn.flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
+from clattn.flashinfer.decode import (
+    BatchDecodeWithPagedKVCacheWrapper,
+    single_decode_with_kv_cache,
+)
 from clattn.flashinfer.mla import BatchMLAPagedAttentionWrapper, MLAPlanMetadata
 from clattn.flashinfer.page import (
     append_paged_kv_cache,
@@ -21,10 +24,9 @@ from clattn.flashinfer.page import (
     get_batch_indices_positions,
     get_seq_lens,
 )
-from clattn.flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
-from clattn.flashinfer.ragged import BatchPrefillWithRaggedKVCacheWrapper
-from clattn.flashinfer.single import (
-    single_decode_with_kv_cache,
+from clattn.flashinfer.prefill import (
+    BatchPrefillWithPagedKVCacheWrapper,
+    BatchPrefillWithRaggedKVCacheWrapper,
     single_prefill_with_kv_cache,
     single_prefill_with_kv_cache_return_lse,
 )

@@ -1,10 +1,13 @@
-"""Decode over pages, as in flashinfer.decode."""
+"""Decode, as in flashinfer.decode."""
 
 from typing import Any
 
 from clattn.flashinfer.arguments import plan_layer, refuse
+from clattn.flashinfer.single import single_decode_with_kv_cache
 from clattn.flashinfer.wrapper import HEAD_SCALES, SKIPS, SPLITS, PagedWrapper
 from clattn.foreign import only
+
+__all__ = ["BatchDecodeWithPagedKVCacheWrapper", "single_decode_with_kv_cache"]
 
 
 class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):

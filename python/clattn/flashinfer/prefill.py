@@ -1,10 +1,15 @@
-"""Prefill over pages, as in flashinfer.prefill."""
+"""Prefill, over pages here, as in flashinfer.prefill."""
 
 from typing import Any
 
 import numpy as np
 
 from clattn.flashinfer.arguments import dense_mask, plan_layer, refuse
+from clattn.flashinfer.ragged import BatchPrefillWithRaggedKVCacheWrapper
+from clattn.flashinfer.single import (
+    single_prefill_with_kv_cache,
+    single_prefill_with_kv_cache_return_lse,
+)
 from clattn.flashinfer.wrapper import (
     HEAD_SCALES,
     ITEMS,
@@ -16,6 +21,13 @@ from clattn.flashinfer.wrapper import (
     check_most,
 )
 from clattn.foreign import only
+
+__all__ = [
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "BatchPrefillWithRaggedKVCacheWrapper",
+    "single_prefill_with_kv_cache",
+    "single_prefill_with_kv_cache_return_lse",
+]
 
 
 class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
