@@ -8,7 +8,7 @@ import pytest
 from exact import close
 
 HEADS, KV_HEADS, SIZE, PAGE = 4, 2, 32, 4
-LENGTHS = [(5, 5), (1, 10), (0, 3), (6, 2), (3, 9), (2, 0), (2, 4)]  # tokens and keys of each request
+LENGTHS = [(5, 5), (1, 10), (0, 3), (6, 2), (3, 9), (2, 0), (2, 4)]  # tokens and keys
 STARTS = np.cumsum([0] + [q for q, _ in LENGTHS])
 KEY_STARTS = np.cumsum([0] + [k for _, k in LENGTHS])
 PAGE_STARTS = np.cumsum([0] + [-(-k // PAGE) for _, k in LENGTHS])

@@ -294,7 +294,7 @@ class BatchMLAPagedAttentionWrapper:
 
 
 def _either(packed: Any, pair: tuple[Any, Any], name: str, names: str) -> Any:
-    if (packed is None) == (pair[0] is None and pair[1] is None) or None in map(type, pair):
+    if (packed is None) != any(part is not None for part in pair):
         raise InvalidArgument(f"{name}: neither or beside {names}, legal: one form")
     given = pair if packed is None else packed
     if isinstance(given, (tuple, list)):
