@@ -281,7 +281,7 @@ def test_runs_refuse(rows):
         wrapper.run(rows(1, 4, 32), cache)
     wrapper.plan(*PLAN[DECODE], data_type="float32")
     for q, pages, said, text in (
-        (rows(2, 4, 32), cache, {}, "q: 2 rows, legal: 1"),
+        (rows(2, 4, 32), cache, {}, "q: 2 rows, legal: 1, as q_len_per_req says"),
         (rows(1, 4, 32), cache[:, :1], {}, r"paged_kv_cache: shape \[1, 1, 4, 2, 32\]"),
         (rows(1, 4, 32), rows(1, 2, 8, 2, 32), {}, "paged_kv_cache: pages of 8 tokens, legal: 4"),
         (rows(1, 4, 32).astype("f2"), cache, {}, "dtype: f32, legal: f16"),

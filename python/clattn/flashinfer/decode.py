@@ -16,6 +16,8 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
     use_tensor_cores is a hint that is not needed here. See wrapper.Wrapper for the workspace.
     """
 
+    _rows_by = "q_len_per_req"
+
     def __init__(
         self,
         float_workspace_buffer: Any = None,

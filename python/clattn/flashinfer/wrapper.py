@@ -104,6 +104,7 @@ class PagedWrapper(Wrapper):
     _query_starts: np.ndarray
     _key_lens: np.ndarray
     _page_size: int
+    _rows_by = "qo_indptr"  #: the argument of plan() that says how many rows q has
     _lists: dict[str, np.ndarray]
 
     def _take_pages(
@@ -167,7 +168,7 @@ class PagedWrapper(Wrapper):
         lse_base: str = "log2",
         lse_layout: str = "NH",
     ) -> Any:
-        check_rows(q, self._query_starts)
+        check_rows(q, self._query_starts, self._rows_by)
         cache, pages = self._cache(paged_kv_cache)
         factor = scale_of(q_scale, "q_scale") * scale_of(k_scale, "k_scale")
         keywords = layer.keywords(return_lse, factor)
@@ -186,10 +187,10 @@ class PagedWrapper(Wrapper):
         return scaled(result if return_lse or lse is None else result[0], v_scale)
 
 
-def check_rows(q: Any, query_starts: np.ndarray) -> None:
+def check_rows(q: Any, query_starts: np.ndarray, said_by: str = "qo_indptr") -> None:
     """Arrays have as many rows as were planned; device memory does not say how many it has."""
     if hasattr(q, "shape") and q.shape[0] != query_starts[-1]:
-        raise InvalidArgument(f"q: {q.shape[0]} rows, legal: {query_starts[-1]}, as planned")
+        raise InvalidArgument(f"q: {q.shape[0]} rows, legal: {query_starts[-1]}, as {said_by} says")
 
 
 def check_lens(given: Any, lens: np.ndarray, name: str) -> None:
