@@ -43,6 +43,11 @@ struct CommonAttentionMetadata {
   /// the other attn_types. Decoders and encoder_only accept both values; encoder and
   /// encoder_decoder refuse true.
   std::optional<bool> causal = std::nullopt;
+  /// One batch serves layers of all kinds. What it says of a request's tokens (direction,
+  /// first_keys, trees) holds in all of them, so that builders of layers without the option refuse
+  /// it. What certain layers see in addition (spans, keep_keys) is for layers with the option;
+  /// others ignore it, once it was checked.
+  ///
   /// [num_reqs] or empty: the direction of each request. It replaces `causal`, which must be unset
   /// then. Only for decoders and encoder_only, and for layers with use_directions.
   std::span<const Direction> direction = {};
@@ -65,7 +70,8 @@ struct CommonAttentionMetadata {
   /// the left side of the window and chunks say, such as sinks or a prompt: 0 … its seq_len, less
   /// the nodes of its tree. Causality, the right side of the window, first_keys and the dense mask
   /// hide them as they hide others. Block ids of pages between them and what the window of the
-  /// request's first query token reaches may be anything. Only for layers with use_keep_keys.
+  /// request's first query token reaches may be anything. Layers without use_keep_keys ignore it,
+  /// and for layers with neither a window to the left nor chunks it changes nothing.
   std::span<const std::int32_t> keep_keys = {};
   /// Trees of drafts: the newest tokens of a request, in their order in the cache, are the nodes of
   /// a tree. Such a token sees the keys before the tree, its ancestors and itself; windows,
@@ -100,6 +106,19 @@ struct CommonAttentionMetadata {
   /// kInvalidArgument if that has fewer than num_reqs + 1 elements.
   std::vector<std::int32_t> naive_query_lens() const;
 };
+
+/// Calls visit(field...) for each list that CommonAttentionMetadata has of requests beyond lengths,
+/// with that field of each struct: of that type, or of another that has fields of these names.
+template <typename Visit, typename... Structs>
+void for_each_list(const Visit& visit, Structs&&... structs) {
+  visit(structs.direction...);
+  visit(structs.span_start_loc...);
+  visit(structs.spans...);
+  visit(structs.first_keys...);
+  visit(structs.keep_keys...);
+  visit(structs.tree_start_loc...);
+  visit(structs.tree_parents...);
+}
 
 /// A KV cache group's part of a step: every group has its own pages and slots
 /// (CommonAttentionMetadata's fields of these names).

@@ -69,15 +69,13 @@ struct RequestLists {
   /// To a struct of C++, which has the fields under the same names. The arrays stay here.
   template <typename Struct>
   void give(Struct& taken) const {
-    // Values of no enumerator are legal in an enum of bytes; the planner refuses them.
-    const std::span<const std::uint8_t> values = span_of(direction);
-    taken.direction = {reinterpret_cast<const Direction*>(values.data()), values.size()};
-    taken.span_start_loc = span_of(span_start_loc);
-    taken.spans = span_of(spans);
-    taken.first_keys = span_of(first_keys);
-    taken.keep_keys = span_of(keep_keys);
-    taken.tree_start_loc = span_of(tree_start_loc);
-    taken.tree_parents = span_of(tree_parents);
+    for_each_list(
+        []<typename Value>(std::span<const Value>& list, const auto& array) {
+          // Values of no enumerator are legal in an enum of bytes; the planner refuses them.
+          const auto values = span_of(array);
+          list = {reinterpret_cast<const Value*>(values.data()), values.size()};
+        },
+        taken, *this);
   }
 };
 

@@ -21,16 +21,11 @@ struct Batch {
   }
   void keep(const RequestLists& lists) {
     lists.give(common);
-    const auto own = [this](const auto& array) {
-      if (array) arrays.push_back(HostArray(*array));
-    };
-    own(lists.direction);
-    own(lists.span_start_loc);
-    own(lists.spans);
-    own(lists.first_keys);
-    own(lists.keep_keys);
-    own(lists.tree_start_loc);
-    own(lists.tree_parents);
+    for_each_list(
+        [this](const auto& array) {
+          if (array) arrays.push_back(HostArray(*array));
+        },
+        lists);
   }
   template <typename T>
   std::span<const T> keep(nb::handle given, const char* name) {

@@ -52,7 +52,7 @@ def test_layers_refuse_what_they_do_not_look_at(context, queue):
     for given, text in (
         ({"direction": [0]}, "direction holds 1 elements, legal without use_directions: none"),
         ({"first_keys": [1]}, "first_keys holds 1 elements, legal without use_first_keys: none"),
-        ({"keep_keys": [1]}, "keep_keys holds 1 elements, legal without use_keep_keys: none"),
+        ({"keep_keys": [99]}, "request 0: keep_keys is 99, legal: 0 … "),
         ({"spans": [(1, 0)], "span_start_loc": [0, 1]}, "request 0: spans.0. is 1 … 0, legal"),
         ({"spans": [(0, 1)]}, "span_start_loc holds 0 elements, legal: 2"),
     ):

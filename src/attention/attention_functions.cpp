@@ -241,13 +241,7 @@ Event write_lse(const Served& served, const OtherLse& lse, std::int64_t num_toke
 
 void take_lists(const AttentionArguments& call, AttentionConfig& config,
                 CommonAttentionMetadata& batch) {
-  batch.direction = call.direction;
-  batch.span_start_loc = call.span_start_loc;
-  batch.spans = call.spans;
-  batch.first_keys = call.first_keys;
-  batch.keep_keys = call.keep_keys;
-  batch.tree_start_loc = call.tree_start_loc;
-  batch.tree_parents = call.tree_parents;
+  for_each_list([](auto& list, const auto& given) { list = given; }, batch, call);
   throw_invalid_if(!call.direction.empty() && !call.causal,
                    "causal is false, legal with a direction for each sequence: not given");
   config.use_directions |= !call.direction.empty();

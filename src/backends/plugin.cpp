@@ -226,8 +226,12 @@ class PluginBackend final : public DescribedBackend {
     std::vector<std::string> reasons;
     append_config_reasons(config, reasons);
     append_if(reasons, config.head_size < 1, "head_size is {}, supported: >= 1", config.head_size);
-    for (const std::string& option : fields_not_taken(config, field::kPlugins))
-      reasons.push_back(fmt::format("{} not supported by plugins", option));
+    for (const std::string& option : fields_not_taken(config, field::kPlugins)) {
+      const bool list =
+          std::ranges::find(kListFields, option, &ListField::name) != std::end(kListFields);
+      reasons.push_back(fmt::format("{} not supported by plugins{}", option,
+                                    list ? ": ClattnBatch has no such list of requests" : ""));
+    }
     std::uint64_t end = 0;
     for_each_field([&](const auto& row) {
       end += sizeof(std::int64_t);  // as every field of ClattnAttentionConfig

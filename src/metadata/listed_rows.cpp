@@ -300,9 +300,6 @@ void check_lists(const CommonAttentionMetadata& batch, const ListRules& rules) {
   throw_invalid_if(!rules.first_keys && !batch.first_keys.empty(),
                    "first_keys holds {} elements, legal without use_first_keys: none",
                    batch.first_keys.size());
-  throw_invalid_if(!rules.keep_keys && !batch.keep_keys.empty(),
-                   "keep_keys holds {} elements, legal without use_keep_keys: none",
-                   batch.keep_keys.size());
   throw_invalid_if(!rules.trees && !batch.tree_parents.empty(),
                    "tree_parents holds {} elements, legal without use_trees: none",
                    batch.tree_parents.size());

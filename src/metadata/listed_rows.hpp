@@ -51,8 +51,9 @@ ClaListedRow listed_row(const KeyWindow& window, SpanRule rule, const RequestRow
                         std::int32_t position);
 
 /// Throws kInvalidArgument naming request, field, value and legal range for what the rules do not
-/// allow, and for spans that overlap or do not ascend from position 0 on. Spans that the rules
-/// ignore are checked, too: another layer may use them. The lengths must have been checked.
+/// allow, and for spans that overlap or do not ascend from position 0 on. Spans and keep_keys that
+/// the rules ignore are checked, too: another layer may use them. The lengths must have been
+/// checked.
 void check_lists(const CommonAttentionMetadata& batch, const ListRules& rules);
 
 /// Throws kUnsupported naming the call and the field, if the batch has one of these.

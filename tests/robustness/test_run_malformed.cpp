@@ -280,9 +280,6 @@ const std::vector<BadCase>& bad_cases() {
       {"more kept keys than there are",
        both(json_more("\"sliding_window\": 2"), file("keep_keys.npy", npy_i32({5, 3}))), 2,
        "keep_keys.npy: entry 1 is 3; expected an integer in [0, 2], its seq_lens"},
-      {"kept keys without a window", file("keep_keys.npy", npy_i32({5, 0})), 3,
-       "use_keep_keys is true, supported without sliding_window, window_left and "
-       "attention_chunk_size: false"},
       {"packed with spans", both(json_more(R"("layout": "packed")"), spans({0, 1, 1}, {0, 3})), 3,
        "use_spans not supported"},
       // encoder types

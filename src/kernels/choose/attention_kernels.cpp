@@ -358,10 +358,12 @@ KeyWindow window_of(const AttentionConfig& config) {
 }
 
 ListRules lists_of(const AttentionConfig& config) {
+  const KeyWindow window = window_of(config);
+  const bool hides_first_keys = window.left >= 0 || window.chunk > 0;
   return {.spans = config.use_spans,
           .directions = config.use_directions,
           .first_keys = config.use_first_keys,
-          .keep_keys = config.use_keep_keys,
+          .keep_keys = config.use_keep_keys && hides_first_keys,
           .trees = config.use_trees,
           .span_rule = config.span_rule};
 }

@@ -45,18 +45,9 @@ void append_chunk_reasons(const AttentionConfig& config, std::vector<std::string
 void append_engine_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
   append_if(reasons, config.span_rule != SpanRule::kWhole && !config.use_spans,
             "span_rule is {}, supported without use_spans: whole", to_string(config.span_rule));
-  const std::pair<const char*, bool> lists[] = {{"use_spans", config.use_spans},
-                                                {"use_directions", config.use_directions},
-                                                {"use_first_keys", config.use_first_keys},
-                                                {"use_keep_keys", config.use_keep_keys},
-                                                {"use_trees", config.use_trees}};
-  for (const auto& [name, is_set] : lists)
-    append_if(reasons, is_set && !may_be_causal(config.attn_type),
+  for (const auto& [name, use] : kListFields)
+    append_if(reasons, config.*use && !may_be_causal(config.attn_type),
               "{} is true, supported with attn_type {}: false", name, to_string(config.attn_type));
-  const KeyWindow window = window_of(config);
-  append_if(reasons, config.use_keep_keys && window.left < 0 && window.chunk == 0,
-            "use_keep_keys is true, supported without sliding_window, window_left and "
-            "attention_chunk_size: false");
   append_if(reasons, config.use_kv_connector,
             "KV connector not supported: layers call no hooks; an engine may move blocks between "
             "steps (swap_blocks)");
@@ -117,7 +108,11 @@ MLAConfig mla_config(const AttentionConfig& config) {
           .dtype = config.dtype,
           .kv_cache_dtype = config.kv_cache_dtype,
           .scale = config.scale,
-          .kernel_family = config.kernel_family};
+          .kernel_family = config.kernel_family,
+          .use_spans = config.use_spans,
+          .use_directions = config.use_directions,
+          .use_first_keys = config.use_first_keys,
+          .use_trees = config.use_trees};
 }
 
 void append_latent_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,

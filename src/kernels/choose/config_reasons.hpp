@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/choose/variants.hpp"
@@ -12,6 +13,17 @@
 namespace clattn::detail {
 
 inline constexpr std::int32_t kMaxHeads = 4096;  ///< keeps work-group counts far below 2^31
+
+/// The fields by which layers look at what a batch says of its requests.
+struct ListField {
+  std::string_view name;
+  bool AttentionConfig::*use;
+};
+inline constexpr ListField kListFields[] = {{"use_spans", &AttentionConfig::use_spans},
+                                            {"use_directions", &AttentionConfig::use_directions},
+                                            {"use_first_keys", &AttentionConfig::use_first_keys},
+                                            {"use_keep_keys", &AttentionConfig::use_keep_keys},
+                                            {"use_trees", &AttentionConfig::use_trees}};
 
 /// Reasons that hold for every backend whatever its kernels: numbers without a meaning, and what
 /// the engine means to do with the layer (AttentionConfig::use_…).

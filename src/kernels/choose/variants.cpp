@@ -152,11 +152,12 @@ std::span<const Variant> variants() {
 }
 
 KernelShape kernel_shape(const AttentionConfig& config) {
+  const ListRules lists = lists_of(config);
   const KernelOptions options{
-      .window = window_of(config) != KeyWindow{} || lists_of(config).any(),
+      .window = window_of(config) != KeyWindow{} || lists.any(),
       .chunk_lookback = window_of(config).chunk_lookback,
-      .listed_rows = lists_of(config).any(),
-      .gaps = config.use_trees || config.use_keep_keys,
+      .listed_rows = lists.any(),
+      .gaps = lists.gaps(),
       .soft_cap = config.logits_soft_cap != 0,
       .alibi = !config.alibi_slopes.empty(),
       .sink = !config.sinks.empty(),

@@ -212,14 +212,8 @@ CommonAttentionMetadata recorded_batch(const PagedStepView& step) {
   const BatchRecord& record = step.batch;
   CommonAttentionMetadata batch =
       CommonAttentionMetadata::of(record.query_start_loc, record.seq_lens, {});
-  batch.direction = record.direction;
+  for_each_list([](auto& list, const auto& recorded) { list = recorded; }, batch, record);
   if (batch.direction.empty()) batch.causal = step.causal != 0;
-  batch.span_start_loc = record.span_start_loc;
-  batch.spans = record.spans;
-  batch.first_keys = record.first_keys;
-  batch.keep_keys = record.keep_keys;
-  batch.tree_start_loc = record.tree_start_loc;
-  batch.tree_parents = record.tree_parents;
   return batch;
 }
 
@@ -239,10 +233,6 @@ CommonAttentionMetadata PagedBuilder::resolve_causal(CommonAttentionMetadata bat
 BatchSummary PagedBuilder::check_batch(const CommonAttentionMetadata& batch,
                                        const BuildOptions& options) const {
   const BatchSummary summary = check_lengths(batch);
-  throw_invalid_if(options.common_prefix_len != 0 && rules_.lists.any(),
-                   "common_prefix_len is {}, legal with use_spans, use_directions, "
-                   "use_first_keys, use_keep_keys or use_trees: 0",
-                   options.common_prefix_len);
   throw_invalid_if(options_.device_seq_lens && !batch.slot_mapping.empty(),
                    "slot_mapping holds {} elements, legal with device_seq_lens: none (the device "
                    "computes them)",

@@ -40,6 +40,13 @@ struct StepRules {
   bool only_decodes = false;  ///< one kernel takes all requests, which all count as decodes
 };
 
+/// What the batch of a step says of its requests beyond lengths.
+struct KeptLists {
+  std::vector<Direction> direction;
+  std::vector<std::int32_t> span_start_loc, spans, first_keys, keep_keys, tree_start_loc,
+      tree_parents;
+};
+
 /// A builder on the library's own kernels, but for the class of its metadata. Turns a batch into
 /// one upload: slots, work items, merges and page ids.
 class PagedBuilder : public AttentionMetadataBuilder {
@@ -148,9 +155,7 @@ class PagedBuilder : public AttentionMetadataBuilder {
   BatchSummary summary_;
   std::int64_t table_width_ = 0;
   std::vector<std::int32_t> query_start_loc_, seq_lens_, last_page_len_, pages_at_;
-  std::vector<Direction> direction_;
-  std::vector<std::int32_t> span_start_loc_, spans_, first_keys_, keep_keys_, tree_start_loc_,
-      tree_parents_;
+  KeptLists lists_;
   PlanRecord record_;
   std::span<const std::int64_t> slots_;
 };

@@ -150,16 +150,8 @@ void PagedBuilder::keep_lengths(const CommonAttentionMetadata& batch) {
   };
   keep(batch.query_start_loc, query_start_loc_);
   seq_lens_.assign(batch.seq_lens.begin(), batch.seq_lens.begin() + batch.num_reqs);
-  const auto keep_list = [](const auto& given, auto& kept) {
-    kept.assign(given.begin(), given.end());
-  };
-  keep_list(batch.direction, direction_);
-  keep_list(batch.span_start_loc, span_start_loc_);
-  keep_list(batch.spans, spans_);
-  keep_list(batch.first_keys, first_keys_);
-  keep_list(batch.keep_keys, keep_keys_);
-  keep_list(batch.tree_start_loc, tree_start_loc_);
-  keep_list(batch.tree_parents, tree_parents_);
+  for_each_list([](auto& kept, const auto& list) { kept.assign(list.begin(), list.end()); }, lists_,
+                batch);
   last_page_len_.assign(num_reqs_, 0);
   table_width_ = 0;
   if (key_source() == KeySource::kContiguous)
@@ -352,14 +344,8 @@ void PagedBuilder::bind_view(cl_command_queue queue, const CommonAttentionMetada
                  .query_start_loc = query_start_loc_,
                  .seq_lens = seq_lens_,
                  .pages_at = pages_at_,
-                 .pages = {},
-                 .direction = direction_,
-                 .span_start_loc = span_start_loc_,
-                 .spans = spans_,
-                 .first_keys = first_keys_,
-                 .keep_keys = keep_keys_,
-                 .tree_start_loc = tree_start_loc_,
-                 .tree_parents = tree_parents_};
+                 .pages = {}};
+  for_each_list([](auto& list, const auto& kept) { list = kept; }, view_.batch, lists_);
   if (options_.device_seq_lens) view_.batch.device_lens = {view_.meta, layout.lens.at};
   if (options_.device_query_lens) view_.batch.device_starts = {view_.meta, layout.starts.at};
 }

@@ -69,4 +69,40 @@ TEST(LayerLists, HoldWithACacheAndBeforeThereIsOne) {
   }
 }
 
+// Spans and kept keys are for the layers that look at them, also where all share one batch.
+TEST(LayerLists, OneBatchServesLayersOfAllKinds) {
+  Step step(kShape, 9);
+  step.add_request(20, 0, {0, 1});
+  step.add_request(25, 0, {2, 3});
+  const std::vector<std::int32_t> keep_keys = {3, 15};
+  const std::vector<std::int32_t> span_start_loc = {0, 1, 1}, spans = {15, 18};
+  auto batch = step.batch();
+  batch.keep_keys = keep_keys;
+  batch.span_start_loc = span_start_loc;
+  batch.spans = spans;
+  const auto check = [&](bool windowed, bool keeps, bool images) {
+    clattn::AttentionOptions options = layer_test::layer_options("layers.0");
+    options.config.sliding_window = windowed ? 4 : 0;
+    options.config.use_keep_keys = keeps;
+    options.config.use_spans = images;
+    oracle::AttentionCase truth = step.truth();
+    if (windowed) truth.window_left = truth.window_right = 3;
+    if (keeps) truth.keep_keys = keep_keys;
+    if (images) truth.spans = {{0, 15, 18}};
+    for (const auto& context : attention_test::all_contexts()) {
+      const layer_test::Device device(context);
+      clattn::LayerRegistry layers;
+      clattn::Attention layer(context, layers, options);
+      layer.bind_kv_cache(
+          make_kv_cache(*context, device.queue, *layer.get_attn_backend(), layer.config(), 4));
+      const auto builder = layer.get_attn_backend()->make_builder(context, layer.config());
+      Step::expect_truth(step.run(device, layer, &builder->build(device.queue, batch)), truth);
+      device.queue.finish();
+    }
+  };
+  for (const bool windowed : {false, true})
+    for (const bool keeps : {false, true})
+      for (const bool images : {false, true}) check(windowed, keeps, images);
+}
+
 }  // namespace

@@ -53,5 +53,19 @@ TEST(SharedPlans, LargerTilesRunTheItemsOfSmallerOnes) {
   EXPECT_EQ(large.stage_for(small, 1), 1U);
 }
 
+// Who sees all keys anyway needs no list of those that escape a window.
+TEST(SharedPlans, KeptKeysCostNothingWithoutAWindow) {
+  AttentionConfig config;
+  config.num_heads = config.num_kv_heads = 2;
+  config.head_size = 64;
+  const KernelOptions plain = kernel_shape(config).options;
+  config.use_keep_keys = true;
+  EXPECT_EQ(kernel_shape(config).options, plain);
+  EXPECT_FALSE(lists_of(config).any());
+  config.attention_chunk_size = 64;
+  EXPECT_TRUE(kernel_shape(config).options.gaps);
+  EXPECT_TRUE(lists_of(config).keep_keys);
+}
+
 }  // namespace
 }  // namespace clattn::detail

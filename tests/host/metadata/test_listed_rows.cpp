@@ -57,9 +57,10 @@ TEST(CheckLists, ListsThatNoRuleLooksAt) {
   EXPECT_EQ(refusal(batch, {.directions = true}),
             "first_keys holds 3 elements, legal without use_first_keys: none");
   batch.first_keys.clear();
-  batch.keep_keys = {0, 0, 0};
-  EXPECT_EQ(refusal(batch, {.first_keys = true}),
-            "keep_keys holds 3 elements, legal without use_keep_keys: none");
+  batch.keep_keys = {0, 4, 2};
+  EXPECT_EQ(refusal(batch, {.first_keys = true}), "no error") << "for the same reason";
+  batch.keep_keys = {0, 4, -2};
+  EXPECT_NE(refusal(batch, {}), "no error") << "nonsense is nonsense for all layers";
   batch.keep_keys.clear();
   batch.spans = {5, 0};
   EXPECT_NE(refusal(batch, {}), "no error") << "nonsense is nonsense for all layers";
