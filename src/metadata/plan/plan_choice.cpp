@@ -79,11 +79,12 @@ std::int32_t share_of_fewer_rounds(std::int64_t tasks, std::int32_t waiting, std
 }
 
 /// The best cuts of balanced plans: each class's own, or none where their gain is less than the
-/// merge launch that they share.
+/// merge launch that they share, unless gaps in keys want that launch anyway.
 std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
                                                    const PlanTiles& tiles, std::int64_t max_rows) {
   std::array<CutChoice, kMaxTileClasses> best, uncut;
   double gain = 0;
+  bool merges_anyway = false;
   const std::size_t num_tiles = to_size(config.num_tiles);
   for (std::size_t c = 0; c < num_tiles; ++c) {
     const TileClass& tile = config.tiles[c];
@@ -93,7 +94,9 @@ std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
     if (!best[c].merges) continue;
     uncut[c] = tiles[c].judge(tile, config.merge);
     gain += uncut[c].total_ns() - best[c].total_ns();
+    merges_anyway = merges_anyway || uncut[c].merges;
   }
+  if (merges_anyway) return best;
   for (std::size_t c = 0; c < num_tiles && gain < config.merge.launch_ns; ++c) {
     if (best[c].merges) best[c] = uncut[c];
   }

@@ -129,7 +129,7 @@ std::size_t TileCounts::bucket_of(double ns) {
 }
 
 void TileCounts::add(const TileClass& tile, std::int32_t keys, std::int32_t tokens,
-                     std::int32_t most_splits) {
+                     std::int32_t most_splits, bool has_gap) {
   const double ns = keys_ns(tile, keys, tokens);
   std::size_t index = bucket_of(ns);
   if (tile.few_tokens > 0) index = index / 2 * 2 + (tokens <= tile.few_tokens ? 1 : 0);
@@ -139,6 +139,10 @@ void TileCounts::add(const TileClass& tile, std::int32_t keys, std::int32_t toke
   bucket.keys += keys;
   bucket.tokens += tokens;
   bucket.most_splits += most_splits;
+  if (has_gap) {
+    bucket.gap_tokens += tokens;
+    ++bucket.gap_tiles;
+  }
   ++bucket.tiles;
   total_ns_ += ns;
   tokens_ += tokens;
@@ -146,10 +150,14 @@ void TileCounts::add(const TileClass& tile, std::int32_t keys, std::int32_t toke
 }
 
 CutChoice TileCounts::judge(const TileClass& tile, const MergeCosts& merge, double share) const {
-  std::array<TaskRun, kBuckets> runs;
+  std::array<TaskRun, 2 * kBuckets> runs;
   std::size_t num_runs = 0;
   CutChoice cut{.share_ns = share};
   double tokens = 0, shared = 0, total = 0;
+  const auto add_run = [&](double ns, std::int64_t tasks) {
+    runs[num_runs++] = {ns, tasks};
+    total += ns * static_cast<double>(tasks);
+  };
   for (std::size_t word = used_.size(); word-- > 0;) {
     for (std::uint64_t left = used_[word]; left != 0;) {
       const int bit = 63 - std::countl_zero(left);
@@ -160,15 +168,16 @@ CutChoice TileCounts::judge(const TileClass& tile, const MergeCosts& merge, doub
       const std::int32_t splits = splits_of(bucket.keys_ns / tiles / share, most);
       const double keys = bucket.keys / tiles / splits;
       const double each = bucket.tokens / tiles;
-      const double ns = task_ns(tile, keys, each, splits > 1);
       const std::int64_t tasks = bucket.tiles * splits * tile.groups_per_item;
-      runs[num_runs++] = {ns, tasks};
+      const bool at_gaps = splits == 1 && bucket.gap_tiles > 0;
+      add_run(task_ns(tile, keys, each, splits > 1 || at_gaps), tasks);
       // Keys that fill up a step are not read.
       shared += shared_ns(tile, keys, each) * static_cast<double>(tasks);
-      total += ns * static_cast<double>(tasks);
-      if (splits == 1) continue;
-      tokens += bucket.tokens;
-      cut.rows += bucket.tokens * splits;
+      if (at_gaps)  // most keys lie on one side: the other one has a task of its own, a step long
+        add_run(task_ns(tile, 1, each, true), bucket.gap_tiles * tile.groups_per_item);
+      const double cut_tokens = splits > 1 ? bucket.tokens : bucket.gap_tokens;
+      tokens += cut_tokens;
+      cut.rows += cut_tokens * std::max(splits, 2);
     }
   }
   std::sort(runs.begin(), runs.begin() + static_cast<std::ptrdiff_t>(num_runs),

@@ -126,8 +126,10 @@ std::int32_t splits_of(double shares, std::int32_t most);
 // NOLINTNEXTLINE(*-member-init): see buckets_
 class TileCounts {
  public:
-  /// A tile whose keys may be cut into up to `most_splits` ranges.
-  void add(const TileClass& tile, std::int32_t keys, std::int32_t tokens, std::int32_t most_splits);
+  /// A tile whose keys may be cut into up to `most_splits` ranges. A gap between them cuts them in
+  /// two whatever the plan chooses.
+  void add(const TileClass& tile, std::int32_t keys, std::int32_t tokens, std::int32_t most_splits,
+           bool has_gap = false);
 
   /// The best way to cut them: the least sum of the launch and its merges. `max_rows`: partial
   /// results that there is room for.
@@ -150,8 +152,8 @@ class TileCounts {
   /// differ by less are counted as equal.
   static constexpr std::size_t kBuckets = 256;
   struct Bucket {
-    double keys_ns, keys, tokens;
-    std::int64_t tiles, most_splits;
+    double keys_ns, keys, tokens, gap_tokens;
+    std::int64_t tiles, gap_tiles, most_splits;
   };
   static std::size_t bucket_of(double ns);
 

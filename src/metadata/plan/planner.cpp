@@ -296,7 +296,8 @@ PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata
   const auto min_pages = min_split_pages(config);
   for_each_tile(config, wide, true, batch, [&](const Tile& tile) {
     tiles[tile.tile_class].add(config.tiles[tile.tile_class], tile.num_keys(), tile.split.q_count,
-                               most_ranges(tile.pages, min_pages[tile.tile_class]));
+                               most_ranges(tile.pages, min_pages[tile.tile_class]),
+                               tile.kept.count > 0);
   });
   return tiles;
 }

@@ -172,5 +172,28 @@ TEST(PlanModel, CountedTilesAreJudgedAsTheTilesThemselves) {
   }
 }
 
+// A gap cuts a tile in two and wants a merge, even where nothing else is cut.
+TEST(PlanModel, GapsArePartialResultsThatAreMerged) {
+  TileClass tile = tile_of(8, Dealing::kDealt);
+  tile.step_keys = 64;
+  tile.costs = {.task_ns = 1000, .split_ns = 500, .key_ns = 2};
+  const MergeCosts merge{.launch_ns = 5000, .token_ns = 30, .row_ns = 7};
+  TileCounts tiles;
+  tiles.add(tile, 6400, 4, 10);
+  const CutChoice plain = tiles.judge(tile, merge);
+  EXPECT_FALSE(plain.merges);
+  tiles.add(tile, 6400, 4, 10, true);
+  const CutChoice gap = tiles.judge(tile, merge);
+  EXPECT_TRUE(gap.merges);
+  EXPECT_DOUBLE_EQ(gap.rows, 8);
+  EXPECT_DOUBLE_EQ(gap.merge_ns, 4 * 30 + 8 * 7);
+  EXPECT_DOUBLE_EQ(gap.even.work_ns, 2 * task_ns(tile, 6400, 4, true) + task_ns(tile, 1, 4, true));
+  // Finer cuts cover both sides.
+  const double half = keys_ns(tile, 3200, 4);
+  EXPECT_DOUBLE_EQ(tiles.judge(tile, merge, half).rows, 2 * 8);
+  tile.merges_splits = true;
+  EXPECT_FALSE(tiles.judge(tile, merge).merges);
+}
+
 }  // namespace
 }  // namespace clattn::detail
