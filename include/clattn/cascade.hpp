@@ -33,7 +33,7 @@ bool use_cascade_attention(const CascadeQuery& query);
 
 /// Why layers of this configuration cannot cascade, one sentence each; empty = they can. ALiBi,
 /// windows, chunks and masks need a key's position in its request, which a level does not know.
-/// Soft caps, scales, quantized caches and sinks cascade.
+/// Soft caps, scales, quantized caches and sinks cascade, and so do a batch's lists.
 std::vector<std::string> validate_cascade_configuration(const AttentionConfig& config);
 
 /// A layer for cascades: its kernels with and without its sinks, which join the denominator once,
@@ -140,8 +140,11 @@ class CascadeAttention {
   CascadeAttention(const std::shared_ptr<Context>& context, const AttentionBackend& backend,
                    const AttentionConfig& config, const BuilderOptions& options = {});
 
-  /// Plans both levels. `common_prefix_len` as in BuildOptions, but at least one page. The result
-  /// is the second level's metadata: its slots are the step's. Throws what build() throws.
+  /// Plans both levels. `common_prefix_len` as in BuildOptions, but at least one page. What the
+  /// batch says of directions, spans and trees holds in the second level, as every query token sees
+  /// the whole prefix: a request with query tokens has no first key in it, and no node of a tree.
+  /// The result is the second level's metadata: its slots are the step's. Throws what build()
+  /// throws.
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
                                  std::int32_t common_prefix_len);
   /// As AttentionImpl::forward() of the whole batch; see MultiLevelCascadeAttentionWrapper::run().

@@ -86,6 +86,14 @@ struct MLAConfig {
   /// size before absorption (DeepSeek: 128 + 64).
   std::optional<float> scale = std::nullopt;
   KernelFamily kernel_family = KernelFamily::kAuto;  ///< kAuto: the device decides
+  /// Which lists of a batch (CommonAttentionMetadata) the layer looks at. Without a window
+  /// keep_keys changes nothing.
+  ///@{
+  bool use_spans = false;       ///< tokens of a span see one another, others ignore spans
+  bool use_directions = false;  ///< each request may have a direction
+  bool use_first_keys = false;  ///< each request may have a first key
+  bool use_trees = false;       ///< the newest tokens of a request may be drafts in a tree
+  ///@}
 
   /// The type that the cache has: kv_cache_dtype, or dtype without one.
   DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
@@ -131,8 +139,9 @@ class MLAImpl {
 std::shared_ptr<const MLAImpl> make_mla_impl(Context& context, const MLAConfig& config);
 
 /// The builder of a group of MLA layers. Queries of any length are planned alike, so requests may
-/// be in any order: decode_threshold() is the largest int32. Unless the batch's causal is false,
-/// query i of a request sees the keys up to its own position, seq_len - query_len + i; else all.
+/// be in any order: decode_threshold() is the largest int32. Unless the batch's causal is false or
+/// its lists say more, query i of a request sees the keys up to its own position, seq_len -
+/// query_len + i; else all.
 std::unique_ptr<AttentionMetadataBuilder> make_mla_builder(std::shared_ptr<Context> context,
                                                            const MLAConfig& config,
                                                            const BuilderOptions& options = {});

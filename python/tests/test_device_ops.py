@@ -132,6 +132,21 @@ def test_latent_attention(context, queue, random, cache_dtype):
     want, want_lse = reference.attention(query, keys, keys[:, :, :rank], options)
     np.testing.assert_allclose(output, want, atol=3e-5)
     np.testing.assert_allclose(lse, want_lse, atol=3e-5)
+    listing = clattn.MLAConfig(
+        num_heads=heads, kv_lora_rank=rank, rope_dim=rope, block_size=16, dtype="f32",
+        kv_cache_dtype=cache_dtype, scale=0.1, use_trees=True, use_first_keys=True,
+    )  # fmt: skip
+    batch = clattn.CommonAttentionMetadata(
+        [0, 3], [20], [[2, 0]], first_keys=[4], tree_start_loc=[0, 3], tree_parents=[-1, 0, 0]
+    )
+    with pytest.raises(clattn.InvalidArgument, match="legal without use_first_keys: none"):
+        clattn.make_mla_builder(context, config).build(queue, batch)
+    metadata = clattn.make_mla_builder(context, listing).build(queue, batch)
+    clattn.make_mla_impl(context, listing).forward(queue, query, output, cache, metadata, lse=lse)
+    said = reference.Request(first_key=4, parents=[-1, 0, 0])
+    want, want_lse = reference.attention(query, keys, keys[:, :, :rank], options, said)
+    np.testing.assert_allclose(output, want, atol=3e-5)
+    np.testing.assert_allclose(lse, want_lse, atol=3e-5)
     clattn.copy_blocks_mla(context, queue, [cache], [[2, 1]])
     again = np.empty_like(gathered[:16])
     clattn.gather_and_maybe_dequant_cache(

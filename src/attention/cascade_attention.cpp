@@ -27,6 +27,8 @@ using detail::throw_invalid, detail::throw_invalid_if, detail::to_size;
 /// The layer for keys that all queries of a sequence see, however many there are of either.
 AttentionConfig cross_config(AttentionConfig config) {
   config.attn_type = AttentionType::kEncoderDecoder;
+  for (const detail::ListField& list : detail::kListFields) config.*list.use = false;
+  config.span_rule = SpanRule::kWhole;
   return config;
 }
 
@@ -203,7 +205,7 @@ const AttentionMetadata& CascadeAttention::build(cl_command_queue queue,
   throw_invalid_if(common_prefix_len == 0,
                    "common_prefix_len is 0, legal: multiples of block_size {}, >= {}", block_size,
                    block_size);
-  detail::refuse_lists("cascade attention", batch);
+  detail::check_lists(batch, detail::lists_of(levels_.config_));
   if (!batch.is_causal()) throw_invalid("causal is false, legal: true in cascade attention");
   levels_.batches_[0].set_prefix(batch, block_size, common_prefix_len);
   levels_.batches_[1].set_suffix(batch, block_size, common_prefix_len);
@@ -245,13 +247,16 @@ std::function<void()> CascadeAttention::capture(cl_command_queue queue, const Ca
     pages_at.push_back(static_cast<std::int32_t>(pages.size()));
   }
   const detail::PagedStepView* const step = levels_.metadata_[1]->step();
-  const detail::BatchRecord batch = {
-      .backend = levels_.metadata_[1]->backend(),
-      .plan = step != nullptr ? step->batch.plan : detail::PlanRecord{},
-      .query_start_loc = suffix.query_start_loc,
-      .seq_lens = seq_lens,
-      .pages_at = pages_at,
-      .pages = pages};
+  detail::BatchRecord batch = {.backend = levels_.metadata_[1]->backend(),
+                               .plan = step != nullptr ? step->batch.plan : detail::PlanRecord{},
+                               .query_start_loc = suffix.query_start_loc,
+                               .seq_lens = seq_lens,
+                               .pages_at = pages_at,
+                               .pages = pages};
+  for_each_list([](auto& list, const auto& own) { list = own; }, batch, suffix);
+  std::vector<std::int32_t> spans(suffix.spans.begin(), suffix.spans.end());
+  for (std::int32_t& position : spans) position += prefix_len;
+  batch.spans = spans;
   return detail::capture_attention({.queue = queue,
                                     .config = impl.config(),
                                     .batch = batch,

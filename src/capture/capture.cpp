@@ -131,23 +131,74 @@ void add_options(const NewCase& made, const CapturedAttention& call) {
                                      to_size(width), to_size(call.options.custom_mask_stride))});
 }
 
+/// Keys of a request that follow the last one that its query token sees, which `later` of its
+/// tokens follow. Without a window nothing else decides what it sees before.
+std::int32_t keys_behind(const CapturedMLADecode& call, std::size_t request, std::int32_t seq_len,
+                         std::int32_t later) {
+  const BatchRecord& batch = call.batch;
+  const bool directed = call.config.use_directions && !batch.direction.empty();
+  const bool causal = directed ? batch.direction[request] == Direction::kCausal : call.causal;
+  if (!causal) return 0;
+  if (!call.config.use_spans || batch.span_start_loc.empty()) return later;
+  const std::int32_t position = seq_len - 1 - later;
+  for (std::int32_t i = batch.span_start_loc[request]; i < batch.span_start_loc[request + 1]; ++i) {
+    const std::int32_t first = batch.spans[2 * to_size(i)], end = batch.spans[2 * to_size(i) + 1];
+    if (position >= first && position < end) return std::max(seq_len - end, 0);
+  }
+  return later;
+}
+
+/// First keys and trees of the requests that query tokens become. A draft's tree ends with itself.
+class TokenLists {
+ public:
+  explicit TokenLists(const CapturedMLADecode& call)
+      : batch_(call.batch),
+        has_first_keys_(call.config.use_first_keys && !call.batch.first_keys.empty()),
+        has_trees_(call.config.use_trees && !call.batch.tree_start_loc.empty()) {}
+
+  void add_token(std::size_t request, std::int32_t seq_len, std::int32_t later) {
+    if (has_first_keys_) first_keys_.push_back(std::min(batch_.first_keys[request], seq_len));
+    if (!has_trees_) return;
+    const auto first = to_size(batch_.tree_start_loc[request]);
+    const auto end = to_size(batch_.tree_start_loc[request + 1]);
+    const std::size_t nodes = end - first;
+    const auto kept = batch_.tree_parents.subspan(first, nodes - std::min(nodes, to_size(later)));
+    tree_parents_.insert(tree_parents_.end(), kept.begin(), kept.end());
+    tree_start_loc_.push_back(static_cast<std::int32_t>(tree_parents_.size()));
+  }
+  void add_to(const NewCase& made) const {
+    if (has_first_keys_) made.add_values("first_keys", first_keys_);
+    if (!has_trees_) return;
+    made.add_values("tree_start_loc", tree_start_loc_);
+    made.add_values("tree_parents", tree_parents_);
+  }
+
+ private:
+  const BatchRecord& batch_;
+  bool has_first_keys_, has_trees_;
+  std::vector<std::int32_t> first_keys_, tree_start_loc_ = {0}, tree_parents_;
+};
+
 /// Adds every query token of a batch as a request of its own that decodes: lengths, their bounds
-/// where the device has the lengths, and the table. Returns all pages.
+/// where the device has the lengths, what it sees of them, and the table. Returns all pages.
 std::vector<std::int32_t> add_token_requests(const NewCase& made, const CapturedMLADecode& call) {
   const BatchRecord& batch = call.batch;
   const std::vector<std::int32_t> lens = lengths_of(made.queue, batch);
   std::vector<std::int32_t> seq_lens, bounds;
   std::vector<std::span<const std::int32_t>> pages;
+  TokenLists lists(call);
   for (std::size_t r = 0; r < lens.size(); ++r) {
     const std::int32_t query_len = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
     for (std::int32_t later = query_len - 1; later >= 0; --later) {
-      const std::int32_t unseen = call.causal ? later : 0;
+      const std::int32_t unseen = keys_behind(call, r, lens[r], later);
       seq_lens.push_back(lens[r] == 0 ? 0 : lens[r] - unseen);
       bounds.push_back(batch.seq_lens[r] - unseen);
       pages.push_back(pages_of(batch, r, bounds.back(), call.config.block_size));
+      lists.add_token(r, seq_lens.back(), later);
     }
   }
   made.add_values("seq_lens", seq_lens);
+  lists.add_to(made);
   if (batch.device_lens.buffer != nullptr && !bounds.empty())
     made.add_values("seq_len_bounds", bounds);
   return add_table(made, pages);

@@ -112,7 +112,8 @@ struct CapturedCacheWrite {
 };
 [[nodiscard]] AddResults capture_cache_write(const CapturedCacheWrite& call);
 
-/// An MLAImpl::forward() before it runs. Its case has a request of one token for every query token.
+/// An MLAImpl::forward() before it runs. Its case has a request of one token for every query token,
+/// so that directions and spans become lengths.
 struct CapturedMLADecode {
   cl_command_queue queue = nullptr;
   const MLAConfig& config;

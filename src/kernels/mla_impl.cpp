@@ -16,14 +16,22 @@ namespace clattn::detail {
 
 namespace {
 
+ListRules latent_lists(const MLAConfig& config) {
+  return {.spans = config.use_spans,
+          .directions = config.use_directions,
+          .first_keys = config.use_first_keys,
+          .trees = config.use_trees};
+}
+
 KernelShape shape_of(const MLAConfig& config) {
+  const ListRules lists = latent_lists(config);
   return {.num_heads = config.num_heads,
           .num_kv_heads = 1,
           .head_size = config.kv_lora_rank,
           .block_size = config.block_size,
           .dtype = config.dtype,
           .cache_dtype = config.cache_dtype(),
-          .options = {},
+          .options = {.window = lists.any(), .listed_rows = lists.any(), .gaps = lists.gaps()},
           .form = CacheForm::kLatent,
           .rope_dim = config.rope_dim};
 }
@@ -33,6 +41,7 @@ LayerCall layer_call(const MLACache& cache, float scale) {
   LayerCall layer{.k = rows, .v = rows};
   layer.args.scale_log2e = scale * kLog2E;
   layer.args.scale_stride = cache.scale ? 0 : -1;
+  layer.args.window_left = layer.args.window_right = -1;
   if (is_quantized(cache.dtype)) layer.add(cache.scale.handle());
   return layer;
 }
@@ -67,6 +76,9 @@ class PagedMLAImpl final : public MLAImpl {
     check_layer_cache(cache, kernels_->shape);
     refuse_keys(tensors, "concat_and_cache_mla()");
     const PagedStepView& step = checked_step(metadata, queue, *kernels_);
+    throw_invalid_if(step.lists != latent_lists(config_),
+                     "attn_metadata: planned for other use_spans, use_directions, use_first_keys "
+                     "or use_trees than this layer's; legal: a builder with the layer's own");
     check_block_ids(step.block_ids, cache.num_blocks);
     check_step_call(queue, *kernels_, step, tensors);
     check_apart(tensors, nullptr, kernels_->shape, num_rows(step, queue), {});
@@ -140,7 +152,9 @@ std::unique_ptr<AttentionMetadataBuilder> make_mla_builder(std::shared_ptr<Conte
   auto kernels = detail::checked_kernels(*context, config);
   return std::make_unique<detail::PagedMetadataBuilder<AttentionMetadata>>(
       std::move(context), std::move(kernels),
-      detail::StepRules{.backend = kMLABackendName, .only_decodes = true}, options);
+      detail::StepRules{
+          .lists = detail::latent_lists(config), .backend = kMLABackendName, .only_decodes = true},
+      options);
 }
 
 }  // namespace clattn

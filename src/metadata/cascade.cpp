@@ -126,6 +126,34 @@ void CascadeBatch::set_suffix(const CommonAttentionMetadata& batch, std::int32_t
              [&](std::size_t r) { return table_row(batch, r) + prefix_len / block_size; });
   slots_ = batch.slot_mapping;
   causal_ = batch.is_causal();
+  take_lists(batch, prefix_len);
+}
+
+/// Every query token sees the whole prefix, whatever its direction and span; so do drafts of trees
+/// that stand behind it. Without a window keep_keys change nothing.
+void CascadeBatch::take_lists(const CommonAttentionMetadata& batch, std::int32_t prefix_len) {
+  direction_ = batch.direction;
+  span_start_loc_.assign(batch.span_start_loc.begin(), batch.span_start_loc.end());
+  spans_.clear();
+  for (const std::int32_t position : batch.spans)
+    spans_.push_back(std::max(position - prefix_len, 0));
+  tree_start_loc_.assign(batch.tree_start_loc.empty() ? 0 : 1, 0);
+  tree_parents_.clear();
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
+    const bool idle = query_len_of(batch, r) == 0;
+    const std::int32_t first_key = batch.first_keys.empty() || idle ? 0 : batch.first_keys[r];
+    throw_invalid_if(first_key > 0, "request {}: first_keys is {}, legal in a cascade: 0", r,
+                     first_key);
+    if (tree_start_loc_.empty()) continue;
+    const auto first = to_size(batch.tree_start_loc[r]), end = to_size(batch.tree_start_loc[r + 1]);
+    const auto parents = batch.tree_parents.subspan(first, idle ? 0 : end - first);
+    throw_invalid_if(std::cmp_greater(parents.size(), seq_lens_[r]),
+                     "request {}: its tree has {} nodes, legal in a cascade: 0 … {} (its keys "
+                     "behind the common prefix)",
+                     r, parents.size(), seq_lens_[r]);
+    tree_parents_.insert(tree_parents_.end(), parents.begin(), parents.end());
+    tree_start_loc_.push_back(static_cast<std::int32_t>(tree_parents_.size()));
+  }
 }
 
 CommonAttentionMetadata CascadeBatch::batch() const {
@@ -133,7 +161,12 @@ CommonAttentionMetadata CascadeBatch::batch() const {
       CommonAttentionMetadata::of(query_start_loc_, seq_lens_, block_table_);
   batch.block_table_stride = stride_;
   batch.slot_mapping = slots_;
-  batch.causal = causal_;
+  batch.direction = direction_;
+  if (direction_.empty()) batch.causal = causal_;
+  batch.span_start_loc = span_start_loc_;
+  batch.spans = spans_;
+  batch.tree_start_loc = tree_start_loc_;
+  batch.tree_parents = tree_parents_;
   return batch;
 }
 

@@ -61,7 +61,8 @@ static void test_first_keys(const Fixture* fixture, const Model* model) {
   }
 }
 
-/* A window of one key beside all that are kept is what no window is. */
+/* A window of one key beside all that are kept is what no window is; layers without a window see
+   all keys anyway. */
 static void test_keep_keys(const Fixture* fixture, const Model* plain, const Model* windowed) {
   float wanted[kFloats], got[kFloats], input[kTokens * kRowFloats];
   ClattnBatchInfo batch = prompt_batch();
@@ -73,6 +74,8 @@ static void test_keep_keys(const Fixture* fixture, const Model* plain, const Mod
   batch.keep_keys = seq_lens;
   attend_eagerly(fixture, windowed, &batch, got, kTokens);
   expect_near(got, wanted);
+  attend_eagerly(fixture, plain, &batch, got, kTokens);
+  EXPECT(memcmp(got, wanted, sizeof got) == 0);
 }
 
 /* A chain is no tree. Of two roots, neither sees the other. */
@@ -92,6 +95,28 @@ static void test_trees(const Fixture* fixture, const Model* model) {
     const int token = i / kRowFloats, key_head = i % kRowFloats / 64 / kHeadsAKey;
     EXPECT(fabsf(got[i] - input[(token * 2 + key_head) * 64 + i % 64]) < 1e-6F);
   }
+}
+
+/* Latent rows behind the first key: the last token sees itself alone. */
+static void test_first_keys_of_latent_rows(const Fixture* fixture) {
+  enum { kRank = 48, kRope = 16 };
+  ClattnLayerConfig config = layer_config();
+  config.use_mla = 1;
+  config.num_kv_heads = 1;
+  config.head_size = kRank + kRope;
+  config.rope_dim = kRope;
+  config.use_first_keys = config.use_trees = 1;
+  const Model model = make_model_of(fixture, config);
+  float got[kFloats], input[kTokens * kRowFloats];
+  ClattnBatchInfo batch = prompt_batch();
+  batch.first_keys = last;
+  EXPECT_OK(clattn_buffer_read(model.input, fixture->queue, 0, input, sizeof input));
+  attend_eagerly(fixture, &model, &batch, got, kTokens);
+  for (int i = 0; i < 8 * kRank; ++i) {
+    EXPECT(got[2 * 8 * kRank + i] == 0); /* sees nothing */
+    EXPECT(fabsf(got[3 * 8 * kRank + i] - input[3 * kRank + i % kRank]) < 1e-6F);
+  }
+  destroy_model(model);
 }
 
 static void test_refusals_of_lists(const Fixture* fixture, ClattnStep* step) {
@@ -136,10 +161,6 @@ static void test_refusals_of_lists(const Fixture* fixture, ClattnStep* step) {
   batch.first_keys = last;
   EXPECT_INVALID(clattn_step_build(fixture->step, fixture->queue, &batch),
                  "first_keys holds 1 elements, legal without use_first_keys: none");
-  batch = prompt_batch();
-  batch.keep_keys = last;
-  EXPECT_INVALID(clattn_step_build(step, fixture->queue, &batch),
-                 "keep_keys holds 1 elements, legal without use_keep_keys: none");
 }
 
 void test_lists(const Fixture* fixture) {
@@ -152,6 +173,7 @@ void test_lists(const Fixture* fixture) {
   test_first_keys(fixture, &model);
   test_trees(fixture, &model);
   test_refusals_of_lists(fixture, model.step);
+  test_first_keys_of_latent_rows(fixture);
   config.sliding_window = 1;
   config.use_keep_keys = 1;
   const Model windowed = make_model_of(fixture, config);

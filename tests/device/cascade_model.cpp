@@ -111,7 +111,7 @@ class Runner {
       const SharedBatch shared(c, model);
       batch_ = std::make_unique<clattn::CascadeAttention>(context, backend, c.config, options);
       const auto& metadata = batch_->build(queue, shared.batch(), shared.prefix_len);
-      check_slots(c, model, metadata);
+      check_slots(model, metadata);
     } else {
       levels_ = std::make_unique<clattn::MultiLevelCascadeAttentionWrapper>(
           context, backend, c.config, static_cast<std::int32_t>(c.levels.size()), options);
@@ -132,12 +132,11 @@ class Runner {
 
  private:
   /// The step's slots are those of the batch's newest tokens.
-  static void check_slots(const Cascade& c, const Model& model,
-                          const clattn::AttentionMetadata& metadata) {
+  static void check_slots(const Model& model, const clattn::AttentionMetadata& metadata) {
     const auto slots = metadata.slot_mapping();
     ASSERT_EQ(slots.size(), index(model.num_tokens));
     for (std::int32_t token = 0; token < model.num_tokens; ++token) {
-      EXPECT_EQ(slots[index(token)], model.visible(c, 1, token).back());
+      EXPECT_EQ(slots[index(token)], model.own_slot(1, token));
     }
   }
 

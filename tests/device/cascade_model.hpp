@@ -29,6 +29,9 @@ struct Cascade {
   std::vector<std::vector<Sequence>> levels;  ///< sequences of a level, all tokens in each level
   bool causal = true;                         ///< the last level
   bool as_batch = false;  ///< through CascadeAttention: levels[0] is one sequence, the prefix
+  /// What the batch says of its requests, those of levels[1]: directions, spans, trees. Spans count
+  /// positions from the prefix's first. Empty: nothing.
+  std::vector<attention_test::Request> said = {};
   std::int32_t num_splits = 0;
   std::int64_t query_padding = 0;
   std::vector<clattn::AttentionConfig> layers = {};  ///< that share the plan; none = config alone
@@ -71,10 +74,19 @@ struct Model {
   std::vector<std::int64_t> visible(const Cascade& c, std::size_t level, std::int32_t token) const {
     const std::size_t s = sequence_of(level, token);
     std::vector<std::int64_t> keys = slots[first_slots[level] + s];
-    if (c.causal && level + 1 == levels.size()) {
-      keys.resize(keys.size() - index(levels[level].qo_indptr[s + 1] - 1 - token));
-    }
+    if (!c.causal || level + 1 < levels.size()) return keys;
+    if (!c.said.empty()) return listed(c, c.said[s], keys, position(level, token));
+    keys.resize(index(position(level, token)) + 1);
     return keys;
+  }
+  /// Of a query token that stands among the keys of its sequence.
+  std::int32_t position(std::size_t level, std::int32_t token) const {
+    const std::size_t s = sequence_of(level, token);
+    const auto keys = static_cast<std::int32_t>(slots[first_slots[level] + s].size());
+    return keys - (levels[level].qo_indptr[s + 1] - token);
+  }
+  std::int64_t own_slot(std::size_t level, std::int32_t token) const {
+    return slots[first_slots[level] + sequence_of(level, token)][index(position(level, token))];
   }
 
   std::vector<clattn::CascadeLevel> spans(bool causal) const {
@@ -87,6 +99,27 @@ struct Model {
   }
 
  private:
+  /// What the query at a position of the last level sees of its keys.
+  static std::vector<std::int64_t> listed(const Cascade& c, const attention_test::Request& request,
+                                          std::vector<std::int64_t> keys, std::int32_t position) {
+    const auto size = static_cast<std::int32_t>(keys.size());
+    if (!request.parents.empty()) {
+      const std::int32_t begin = size - static_cast<std::int32_t>(request.parents.size());
+      std::vector<std::int64_t> seen(keys.begin(), keys.begin() + begin);
+      for (std::int32_t node = position - begin; node >= 0; node = request.parents[index(node)])
+        seen.push_back(keys[index(begin + node)]);
+      return seen;
+    }
+    const bool causal =
+        request.direction.value_or(clattn::Direction::kCausal) == clattn::Direction::kCausal;
+    std::int32_t end = causal ? position + 1 : size;
+    const std::int32_t prefix = c.levels[0][0].keys;
+    for (const auto& [first, last] : request.spans)
+      if (prefix + position >= first && prefix + position < last)
+        end = std::max(end, std::min(last - prefix, size));
+    keys.resize(index(end));
+    return keys;
+  }
   void add_level(const std::vector<Sequence>& sequences, std::int32_t block_size,
                  std::vector<std::int32_t>::iterator& next) {
     Level& level = levels.emplace_back();
@@ -108,6 +141,8 @@ struct Model {
 /// garbage. Requests without query tokens have garbage only.
 struct SharedBatch {
   std::vector<std::int32_t> starts, lens, table;
+  std::vector<clattn::Direction> direction;
+  std::vector<std::int32_t> span_start_loc, spans, tree_start_loc, tree_parents;
   std::int32_t prefix_len;
 
   SharedBatch(const Cascade& c, const Model& model) : prefix_len(c.levels[0][0].keys) {
@@ -127,9 +162,24 @@ struct SharedBatch {
       row.resize(prefix.indices.size() + widest + 1, std::numeric_limits<std::int32_t>::max());
       table.insert(table.end(), row.begin(), row.end());
     }
+    if (c.said.empty()) return;
+    span_start_loc = tree_start_loc = {0};
+    for (const attention_test::Request& request : c.said) {
+      direction.push_back(request.direction.value_or(clattn::Direction::kCausal));
+      for (const auto& [first, end] : request.spans) spans.insert(spans.end(), {first, end});
+      span_start_loc.push_back(static_cast<std::int32_t>(spans.size() / 2));
+      tree_parents.insert(tree_parents.end(), request.parents.begin(), request.parents.end());
+      tree_start_loc.push_back(static_cast<std::int32_t>(tree_parents.size()));
+    }
   }
   clattn::CommonAttentionMetadata batch() const {
-    return clattn::CommonAttentionMetadata::of(starts, lens, table);
+    auto batch = clattn::CommonAttentionMetadata::of(starts, lens, table);
+    batch.direction = direction;
+    batch.span_start_loc = span_start_loc;
+    batch.spans = spans;
+    batch.tree_start_loc = tree_start_loc;
+    batch.tree_parents = tree_parents;
+    return batch;
   }
 };
 

@@ -15,6 +15,46 @@ namespace {
 
 constexpr std::int64_t kInfiniteElement = 3;  ///< a latent one
 
+/// What the batch says of its requests beyond lengths, as far as the layer takes it. keep_keys,
+/// which change nothing without a window, are for every layer.
+struct Lists {
+  std::vector<clattn::Direction> direction;
+  std::vector<std::int32_t> span_start_loc, spans, first_keys, keep_keys, tree_start_loc,
+      tree_parents;
+
+  /// `truth` learns the same.
+  Lists(const Case& c, oracle::AttentionCase& truth) {
+    if (c.config.use_spans) span_start_loc = {0};
+    if (c.config.use_trees) tree_start_loc = {0};
+    for (std::size_t r = 0; r < c.requests.size(); ++r) {
+      const Request& request = c.requests[r];
+      keep_keys.push_back(request.keep_keys);
+      if (c.config.use_directions) {
+        direction.push_back(request.direction.value_or(clattn::Direction::kCausal));
+        truth.looks.push_back(static_cast<oracle::Looks>(direction.back()));
+      }
+      if (c.config.use_first_keys) first_keys.push_back(request.first_key);
+      if (c.config.use_spans) {
+        for (const auto& [first, end] : request.spans) {
+          spans.insert(spans.end(), {first, end});
+          truth.spans.push_back({static_cast<std::int32_t>(r), first, end});
+        }
+        span_start_loc.push_back(static_cast<std::int32_t>(spans.size() / 2));
+      }
+      if (!c.config.use_trees) continue;
+      tree_parents.insert(tree_parents.end(), request.parents.begin(), request.parents.end());
+      tree_start_loc.push_back(static_cast<std::int32_t>(tree_parents.size()));
+      truth.tree_parents.push_back(request.parents);
+    }
+    truth.first_keys = first_keys;
+  }
+  clattn::CommonAttentionMetadata batch(const Layout& layout) const {
+    clattn::CommonAttentionMetadata batch = layout.batch();
+    clattn::for_each_list([](auto& list, const auto& own) { list = own; }, batch, *this);
+    return batch;
+  }
+};
+
 oracle::AttentionCase truth_of(const Case& c, const Layout& layout) {
   oracle::AttentionCase truth;
   truth.num_heads = c.config.num_heads;
@@ -39,7 +79,8 @@ Elements make_cache(const Case& c, const Layout& layout, oracle::AttentionCase& 
   std::mt19937 random(11);
   std::normal_distribution<double> normal;
   for (std::size_t r = 0; r < layout.seq_lens.size(); ++r) {
-    for (std::int64_t p = 0; p < layout.seq_lens[r]; ++p) {
+    const std::int32_t first_key = c.config.use_first_keys ? c.requests[r].first_key : 0;
+    for (std::int64_t p = first_key; p < layout.seq_lens[r]; ++p) {
       const std::int64_t at = layout.slot(r, p, c.config.block_size) * width;
       for (std::int64_t d = 0; d < width; ++d) {
         const bool inf =
@@ -100,9 +141,10 @@ void expect_truth(const Case& c, const oracle::AttentionCase& truth, const Outco
 const clattn::AttentionMetadata& build_step(const clattn::Context& context,
                                             const clattn::Queue& queue,
                                             clattn::AttentionMetadataBuilder& builder,
-                                            const Case& c, const Layout& layout) {
+                                            const Case& c, const Layout& layout,
+                                            const Lists& lists) {
   const clattn::BuildOptions options{.fast_build = c.fast_build};
-  if (c.bounds_above < 0) return builder.build(queue, layout.batch(), nullptr, options);
+  if (c.bounds_above < 0) return builder.build(queue, lists.batch(layout), nullptr, options);
   const attention_test::BoundedBatch bounded(layout.batch(), c.config.block_size, c.bounds_above);
   const auto& metadata = builder.build(queue, bounded.batch, nullptr, options);
   attention_test::give_lengths(context, queue, metadata, layout.seq_lens);
@@ -121,6 +163,7 @@ std::string describe(const Case& c) {
 Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
   const Layout layout(c.requests, c.config.block_size);
   oracle::AttentionCase truth = truth_of(c, layout);
+  const Lists lists(c, truth);
   const clattn::Queue queue = context->create_queue();
   const Elements rows = make_cache(c, layout, truth);
   const Elements query = make_query(c, layout, truth);
@@ -149,7 +192,7 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
   options.split_policy = c.split_policy;
   options.device_seq_lens = c.bounds_above >= 0;
   const auto builder = clattn::make_mla_builder(context, c.config, options);
-  const auto& metadata = build_step(*context, queue, *builder, c, layout);
+  const auto& metadata = build_step(*context, queue, *builder, c, layout, lists);
   const std::int64_t stride = std::int64_t{c.config.num_heads} * truth.head_size + c.query_padding;
   std::vector<clattn::LaunchRecord> launches;
   impl->forward(queue,

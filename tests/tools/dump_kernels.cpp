@@ -50,6 +50,8 @@ constexpr KernelOptions kListOptions{.window = true,
                                      .sink = true,
                                      .mask = true,
                                      .out_fp8 = true};
+/// All that latent rows have.
+constexpr KernelOptions kLatentLists{.window = true, .listed_rows = true, .gaps = true};
 // Every element type on both sides, head sizes that fill lanes and ones that do not, and odd pages.
 constexpr std::array kShapes = {
     ShapeRow{128, 16, DType::kF16, DType::kF16},    ShapeRow{128, 16, DType::kBF16, DType::kBF16},
@@ -68,6 +70,8 @@ constexpr std::array kLatentShapes = {
     ShapeRow{512, 64, DType::kBF16, DType::kFp8E4M3, {}, 64},
     ShapeRow{512, 16, DType::kF32, DType::kF32, {}, 64},
     ShapeRow{64, 5, DType::kBF16, DType::kInt8, {}, 8},
+    ShapeRow{512, 16, DType::kBF16, DType::kBF16, kLatentLists, 64},
+    ShapeRow{512, 16, DType::kF16, DType::kFp8E5M2, kLatentLists, 64},
 };
 // Cache writes and packed decode.
 constexpr std::array kQuantizedShapes = {

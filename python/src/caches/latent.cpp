@@ -136,6 +136,10 @@ void bind_latent(nb::module_& module) {
       .def_rw("rope_dim", &C::rope_dim, "A multiple of 8, up to 64.")
       .def_rw("block_size", &C::block_size, "Tokens per page of the cache.")
       .def_rw("scale", &C::scale, nb::arg().none(), "None is 1 / sqrt(kv_lora_rank + rope_dim).")
+      .def_rw("use_spans", &C::use_spans, "Tokens of a batch's spans see one another.")
+      .def_rw("use_directions", &C::use_directions, "Each request may have a direction.")
+      .def_rw("use_first_keys", &C::use_first_keys, "Each request may have a first key.")
+      .def_rw("use_trees", &C::use_trees, "The newest tokens may be drafts in a tree.")
       .def_prop_ro("cache_dtype", [](const C& self) { return name_of(self.cache_dtype()); });
   module.attr("MLA_BACKEND_NAME") = std::string(kMLABackendName);
   module.attr("MAX_KV_LORA_RANK") = kMaxKVLoraRank;

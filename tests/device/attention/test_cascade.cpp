@@ -60,6 +60,25 @@ TEST_P(CascadeAttention, A6_8_APrefixAndWhatFollows) {
   check(c);
 }
 
+// What a batch says of its requests holds in the last level, which has other positions.
+TEST_P(CascadeAttention, TakesDirectionsSpansAndTrees) {
+  Cascade c = shared_prompt();
+  c.config.use_directions = c.config.use_spans = c.config.use_trees = true;
+  c.config.use_first_keys = c.config.use_keep_keys = true;
+  c.said.resize(7);
+  c.said[2].direction = clattn::Direction::kBothWays;
+  c.said[3].parents = {-1, -1, 0};  // two of its drafts are stored already
+  c.said[4].parents = {-1};         // of a request without query tokens
+  c.said[5].parents = {-1, 0, 0, 1};
+  c.said[6].spans = {{3, 20}, {90, 140}, {140, 150}};
+  check(c);
+  c.num_splits = 3;
+  c.said[5].parents.clear();
+  c.said[5].direction = clattn::Direction::kCanvas;
+  c.said[6].spans = {{0, 400}};
+  check(c);
+}
+
 TEST_P(CascadeAttention, A6_8_EveryTypeOfQueryAndCache) {
   constexpr std::array kPairs = {
       std::pair{DType::kF32, DType::kF32}, std::pair{DType::kBF16, DType::kBF16},

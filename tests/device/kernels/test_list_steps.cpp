@@ -186,34 +186,36 @@ void keep_only(List list, clattn::CommonAttentionMetadata& batch) {
   if (list != List::kSpans) batch.span_start_loc = batch.spans = {};
 }
 
-TEST(ListSteps, CascadesRefuseThemByName) {
-  const Call call(small_test::all_contexts().at(0));
-  clattn::CascadeAttention cascade(call.context, *call.backend, small_test::config(),
-                                   Call::builder_options());
-  const auto refusal = [&](List list) {
-    Listed batch(Direction::kCausal, 3, {0, 2});
-    batch.table[3] = batch.table[0];
-    keep_only(list, batch.metadata);
-    return error_text([&] { cascade.build(call.queue, batch.metadata, 4); },
-                      clattn::ErrorCode::kUnsupported);
+TEST(ListSteps, CascadesRefuseWhatHidesThePrefix) {
+  const Call call(small_test::all_contexts().at(0), listing());
+  clattn::AttentionConfig config = listing();
+  config.sliding_window = 0;
+  config.span_rule = SpanRule::kWhole;
+  config.use_trees = true;
+  clattn::CascadeAttention cascade(call.context, *call.backend, config, Call::builder_options());
+  Listed batch(Direction::kCausal, 3, {0, 2}, 1);
+  batch.table[3] = batch.table[0];
+  const auto refusal = [&] {
+    return error_text([&] { cascade.build(call.queue, batch.metadata, 4); });
   };
-  EXPECT_EQ(refusal(List::kDirection),
-            "cascade attention: direction holds 2 elements, legal: none");
-  EXPECT_EQ(refusal(List::kSpans), "cascade attention: spans holds 2 elements, legal: none");
-  EXPECT_EQ(refusal(List::kFirstKeys),
-            "cascade attention: first_keys holds 2 elements, legal: none");
-  EXPECT_EQ(refusal(List::kKeepKeys), "cascade attention: keep_keys holds 2 elements, legal: none");
-  for (const auto field :
-       {&clattn::AttentionConfig::use_spans, &clattn::AttentionConfig::use_directions,
-        &clattn::AttentionConfig::use_first_keys, &clattn::AttentionConfig::use_keep_keys}) {
-    clattn::AttentionConfig config = small_test::config();
-    config.sliding_window = 5;
-    config.*field = true;
-    EXPECT_NE(error_text([&] { clattn::CascadeImpl(call.context, *call.backend, config); },
-                         clattn::ErrorCode::kUnsupported)
-                  .find("Cascade attention does not support use_"),
-              std::string::npos);
-  }
+  EXPECT_EQ(refusal(), "request 1: first_keys is 3, legal in a cascade: 0");
+  batch.metadata.first_keys = {};
+  EXPECT_EQ(refusal(), "no error");
+  std::vector<std::int32_t> nodes = {0, batch.metadata.seq_lens[0], batch.metadata.seq_lens[0]};
+  std::vector<std::int32_t> parents(static_cast<std::size_t>(nodes[1]));
+  for (std::int32_t node = 0; node < nodes[1]; ++node)
+    parents[static_cast<std::size_t>(node)] = node - 1;
+  batch.metadata.span_start_loc = batch.metadata.spans = batch.metadata.keep_keys = {};
+  batch.metadata.tree_start_loc = nodes;
+  batch.metadata.tree_parents = parents;
+  EXPECT_EQ(refusal(),
+            "request 0: its tree has 11 nodes, legal in a cascade: 0 … 7 (its keys "
+            "behind the common prefix)");
+  batch.metadata.tree_start_loc = batch.metadata.tree_parents = {};
+  clattn::AttentionConfig plain = small_test::config();
+  clattn::CascadeAttention without(call.context, *call.backend, plain, Call::builder_options());
+  EXPECT_EQ(error_text([&] { without.build(call.queue, batch.metadata, 4); }),
+            "direction holds 2 elements, legal without use_directions: none");
 }
 
 TEST(ListSteps, PluginsRefuseThemByName) {
@@ -231,15 +233,15 @@ TEST(ListSteps, PluginsRefuseThemByName) {
             "direction holds 2 elements, legal without use_directions: none");
   EXPECT_EQ(answer(List::kFirstKeys),
             "first_keys holds 2 elements, legal without use_first_keys: none");
-  EXPECT_EQ(answer(List::kKeepKeys),
-            "keep_keys holds 2 elements, legal without use_keep_keys: none");
+  EXPECT_EQ(answer(List::kKeepKeys), "no error") << "its layers have no use_keep_keys";
   EXPECT_EQ(answer(List::kSpans), "no error") << "its layers have no use_spans";
   for (const auto& [name, field] : {std::pair{"use_spans", &clattn::AttentionConfig::use_spans},
                                     {"use_directions", &clattn::AttentionConfig::use_directions},
                                     {"use_first_keys", &clattn::AttentionConfig::use_first_keys},
                                     {"use_keep_keys", &clattn::AttentionConfig::use_keep_keys}})
-    EXPECT_EQ(plugin.backend()->why_not(field, true).back(),
-              std::string(name) + " not supported by plugins");
+    EXPECT_EQ(
+        plugin.backend()->why_not(field, true).back(),
+        std::string(name) + " not supported by plugins: ClattnBatch has no such list of requests");
 }
 
 }  // namespace

@@ -172,7 +172,7 @@ std::int32_t round_up(std::int32_t size, std::int32_t step) {
 class EveryLatentVariant : public testing::TestWithParam<const Variant*> {};
 
 /// On every device that runs it: heads that fill a part of its tile, all of it and more, queries of
-/// several tokens, splits, pages, infinite values and 8-bit caches.
+/// several tokens, splits, pages, infinite values, 8-bit caches and what batches say of requests.
 TEST_P(EveryLatentVariant, IsRight) {
   const Variant& variant = *GetParam();
   const std::int32_t rows = std::min(variant.block_rows, 64);
@@ -196,6 +196,16 @@ TEST_P(EveryLatentVariant, IsRight) {
   infinite.config.block_size = 1;
   infinite.requests = {{2, 40}, {7, 20}, {4, 62}};
   infinite.last_token_overflows = true;
+  Case listed = small_case(DType::kBF16);
+  listed.config.num_heads = rows;
+  listed.config.use_spans = listed.config.use_directions = true;
+  listed.config.use_first_keys = listed.config.use_trees = true;
+  listed.requests = {{1, 70}, {9, 40}, {6, 61}, {3, 30}};
+  listed.requests[0].first_key = 33;
+  listed.requests[1].spans = {{42, 46}};
+  listed.requests[2].parents = {-1, 0, 0, 1, 1, -1};
+  listed.requests[3].direction = clattn::Direction::kBothWays;
+  listed.num_splits = 2;
   bool ran = false;
   std::string why_not = "no device";
   for (const auto& context : all_contexts()) {
@@ -203,7 +213,7 @@ TEST_P(EveryLatentVariant, IsRight) {
     if (!reasons.empty()) why_not = reasons.front();
     if (!reasons.empty()) continue;
     const attention_test::ForcedVariants choice(context, {&variant});
-    for (Case c : {filled, more, part, infinite}) {
+    for (Case c : {filled, more, part, infinite, listed}) {
       if (variant.kernel().rope_dim != 0) {
         c.config.rope_dim = variant.kernel().rope_dim;
         c.config.kv_lora_rank = variant.kernel().heads.front();

@@ -224,8 +224,7 @@ TEST_F(Registry, A2_4_NeedsOfTheEngineHaveReasons) {
     EXPECT_EQ(backend->why_not(&AttentionConfig::use_non_causal, true), Names{});
     EXPECT_EQ(backend->why_not(&AttentionConfig::use_batch_invariant, true), Names{});
     EXPECT_EQ(backend->why_not(&AttentionConfig::use_per_head_quant_scales, true), Names{});
-    EXPECT_EQ(backend->why_not(&AttentionConfig::use_spans, true),
-              backend->is_mla() ? Names{"MLA is not supported for use_spans"} : Names{});
+    EXPECT_EQ(backend->why_not(&AttentionConfig::use_spans, true), Names{});
     EXPECT_EQ(backend->why_not(&AttentionConfig::use_kv_connector, true), Names{connector});
     EXPECT_EQ(backend->why_not(&AttentionConfig::use_pcp, true), Names{pcp});
   }
@@ -240,6 +239,9 @@ TEST_F(Registry, A2_4_NeedsOfTheEngineHaveReasons) {
             (Names{"use_batch_invariant not supported by plugins"}));
   EXPECT_EQ(plugin.backend()->why_not(&AttentionConfig::custom_mask, true),
             (Names{"custom_mask not supported by plugins"}));
+  EXPECT_EQ(
+      plugin.backend()->why_not(&AttentionConfig::use_trees, true),
+      (Names{"use_trees not supported by plugins: ClattnBatch has no such list of requests"}));
 }
 
 TEST_F(Registry, WhatABatchSaysOfRequestsIsForLayersWithTheirOwnKeys) {
@@ -251,9 +253,7 @@ TEST_F(Registry, WhatABatchSaysOfRequestsIsForLayersWithTheirOwnKeys) {
   config.use_spans = config.use_directions = config.use_first_keys = true;
   EXPECT_EQ(backend.validate_configuration(config, nullptr), Names{});
   config.use_keep_keys = true;
-  EXPECT_EQ(backend.validate_configuration(config, nullptr),
-            (Names{"use_keep_keys is true, supported without sliding_window, window_left and "
-                   "attention_chunk_size: false"}));
+  EXPECT_EQ(backend.validate_configuration(config, nullptr), Names{});
   config.attention_chunk_size = 8;
   EXPECT_EQ(backend.validate_configuration(config, nullptr), Names{});
   config.attention_chunk_size = 0;
