@@ -145,8 +145,8 @@ class AttentionWorkload : public Workload {
     auto row = mask.begin();
     for (const RequestShape& request : shape_.requests) {
       for (std::int32_t token = 0; token < request.query_len; ++token) {
-        for (const std::int32_t key : seen_positions(config_, request, token))
-          row[key] = std::byte{1};
+        for (const KeyRange& keys : seen_keys(config_, request, token))
+          std::fill(row + keys.begin, row + keys.end, std::byte{1});
         row += static_cast<std::ptrdiff_t>(stride);
       }
     }
@@ -207,10 +207,12 @@ class AttentionWorkload : public Workload {
     const RequestShape& shape = shape_.requests[request];
     const std::int32_t first_new = shape.seq_len - shape.query_len;
     const std::int32_t own = first_new + token;
-    const bool listed = config_.use_directions || !shape.spans.empty();
-    std::vector<std::int32_t> keys(to_size(own) + 1);
-    std::iota(keys.begin(), keys.end(), 0);
-    if (listed || !shape.parents.empty()) keys = seen_positions(config_, shape, token);
+    const bool listed = config_.use_directions || config_.use_keep_keys || !shape.spans.empty();
+    std::vector<KeyRange> seen = {{0, own + 1}};
+    if (listed || !shape.parents.empty()) seen = seen_keys(config_, shape, token);
+    std::vector<std::int32_t> keys;
+    for (const KeyRange& range : seen)
+      for (std::int32_t key = range.begin; key < range.end; ++key) keys.push_back(key);
     oracle::AttentionCase call = row_case(config_, static_cast<std::int32_t>(keys.size()), heads);
     if (listed) take_all_keys(call, keys.back() - own);
     const KVCache& kv = cache_.cache;

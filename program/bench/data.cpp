@@ -137,51 +137,44 @@ std::int64_t BenchBatch::slot(std::size_t request, std::int32_t token) const {
   return block * block_size + position % block_size;
 }
 
-SeenKeys seen_keys(const AttentionConfig& config, const RequestShape& request,
-                   std::int32_t position) {
-  oracle::AttentionCase window;
-  put_window(config, window);
-  const std::int64_t keys = request.seq_len, p = position;
-  const std::int64_t ahead = window.window_right < 0 ? keys : p + window.window_right + 1;
-  const bool causal = !config.use_directions || request.direction == Direction::kCausal;
-  SeenKeys seen{window.window_left < 0 ? 0 : p - window.window_left, causal ? p + 1 : ahead};
-  for (const KeySpan& span : request.spans) {
-    if (!config.use_spans || p < span.first || p >= span.end) continue;
-    const std::int64_t first = span.first, end = span.end;
-    if (config.span_rule == SpanRule::kWhole) seen.begin = std::min(seen.begin, first);
-    if (causal || config.span_rule == SpanRule::kWhole)
-      seen.end =
-          std::max(seen.end, config.span_rule == SpanRule::kClipBoth ? std::min(end, ahead) : end);
-  }
-  return {std::max<std::int64_t>(seen.begin, 0), std::min(seen.end, keys)};
-}
-
 namespace {
 
-/// A draft and those before it in its tree, first the root.
-std::vector<std::int32_t> path_to(const std::vector<std::int32_t>& parents, std::int32_t node) {
-  std::vector<std::int32_t> path;
-  for (; node >= 0; node = parents[to_size(node)]) path.insert(path.begin(), node);
-  return path;
+/// The keys before a tree, and one by one the drafts on the path to this one.
+std::vector<KeyRange> keys_on_path(const RequestShape& request, std::int32_t token) {
+  const std::int32_t first = request.seq_len - request.query_len;
+  std::vector<KeyRange> keys;
+  for (std::int32_t node = token; node >= 0; node = request.parents[to_size(node)])
+    keys.insert(keys.begin(), {first + node, first + node + 1});
+  keys.insert(keys.begin(), {0, first});
+  return keys;
 }
 
 }  // namespace
 
-std::vector<std::int32_t> seen_positions(const AttentionConfig& config, const RequestShape& request,
-                                         std::int32_t token) {
-  const std::int32_t first = request.seq_len - request.query_len;
-  std::vector<std::int32_t> positions;
-  if (!request.parents.empty()) {
-    positions.resize(to_size(first));
-    std::iota(positions.begin(), positions.end(), 0);
-    for (const std::int32_t node : path_to(request.parents, token))
-      positions.push_back(first + node);
-    return positions;
+std::vector<KeyRange> seen_keys(const AttentionConfig& config, const RequestShape& request,
+                                std::int32_t token) {
+  if (!request.parents.empty()) return keys_on_path(request, token);
+  oracle::AttentionCase window;
+  put_window(config, window);
+  const std::int64_t keys = request.seq_len, p = keys - request.query_len + token;
+  const std::int64_t ahead = window.window_right < 0 ? keys : p + window.window_right + 1;
+  const bool causal = !config.use_directions || request.direction == Direction::kCausal;
+  std::int64_t begin = window.window_left < 0 ? 0 : p - window.window_left;
+  std::int64_t end = causal ? p + 1 : ahead;
+  for (const KeySpan& span : request.spans) {
+    if (!config.use_spans || p < span.first || p >= span.end) continue;
+    const std::int64_t first = span.first, last = span.end;
+    if (config.span_rule == SpanRule::kWhole) begin = std::min(begin, first);
+    if (causal || config.span_rule == SpanRule::kWhole)
+      end = std::max(end, config.span_rule == SpanRule::kClipBoth ? std::min(last, ahead) : last);
   }
-  const SeenKeys seen = seen_keys(config, request, first + token);
-  for (std::int64_t key = seen.begin; key < seen.end; ++key)
-    positions.push_back(static_cast<std::int32_t>(key));
-  return positions;
+  const auto to_position = [&](std::int64_t key) {
+    return static_cast<std::int32_t>(std::clamp<std::int64_t>(key, 0, keys));
+  };
+  const std::int32_t kept = config.use_keep_keys ? request.keep_keys : 0;
+  const KeyRange near = {to_position(begin), to_position(end)};
+  if (kept == 0 || kept >= near.begin) return {{kept > 0 ? 0 : near.begin, near.end}};
+  return {{0, kept}, near};
 }
 
 Work attention_work(const AttentionConfig& config, const std::vector<RequestShape>& requests) {
@@ -191,19 +184,18 @@ Work attention_work(const AttentionConfig& config, const std::vector<RequestShap
                            (config.use_mla ? key_width : key_width + value_width) *
                            static_cast<double>(element_size_bytes(config.cache_dtype()));
   for (const RequestShape& request : requests) {
-    const std::int32_t query_len = request.query_len, first = request.seq_len - query_len;
-    const SeenKeys of_first = seen_keys(config, request, first);
-    work.bytes += row_bytes * static_cast<double>(request.seq_len - of_first.begin);
-    double pairs = 0;
-    for (std::int32_t i = 0; i < query_len; ++i) {
-      if (!request.parents.empty()) {
-        pairs += static_cast<double>(to_size(first) + path_to(request.parents, i).size());
-        continue;
+    std::int64_t pairs = 0, unseen = 0;  // keys that lie before those of all queries, or in a gap
+    for (std::int32_t token = 0; token < request.query_len; ++token) {
+      std::int32_t behind = 0;
+      for (const KeyRange& keys : seen_keys(config, request, token)) {
+        pairs += keys.end - keys.begin;
+        if (token == 0 && request.parents.empty()) unseen += keys.begin - behind;
+        behind = keys.end;
       }
-      const SeenKeys seen = seen_keys(config, request, first + i);
-      pairs += static_cast<double>(seen.end - seen.begin);
     }
-    work.flops += 2 * (key_width + value_width) * config.num_heads * pairs;
+    if (request.query_len > 0)
+      work.bytes += row_bytes * static_cast<double>(request.seq_len - unseen);
+    work.flops += 2 * (key_width + value_width) * config.num_heads * static_cast<double>(pairs);
   }
   return work;
 }

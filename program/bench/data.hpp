@@ -70,16 +70,13 @@ struct BenchBatch : BatchArrays {
   std::int32_t block_size;
 };
 
-/// The keys that the query at a position sees, chunks and trees apart.
-struct SeenKeys {
-  std::int64_t begin = 0, end = 0;
+/// The keys that the query of a new token sees, in ascending ranges of positions. Of layers without
+/// chunks, and of trees without windows.
+struct KeyRange {
+  std::int32_t begin = 0, end = 0;
 };
-SeenKeys seen_keys(const AttentionConfig& config, const RequestShape& request,
-                   std::int32_t position);
-
-/// The positions of the keys that the query of a new token sees, ascending.
-std::vector<std::int32_t> seen_positions(const AttentionConfig& config, const RequestShape& request,
-                                         std::int32_t token);
+std::vector<KeyRange> seen_keys(const AttentionConfig& config, const RequestShape& request,
+                                std::int32_t token);
 
 /// Bytes: each visible key and value read once. Flops: the multiply-adds of each query with each
 /// key that it sees. A latent row is key and value at once and is counted once.

@@ -99,15 +99,9 @@ void add_trees(BenchShape& shape) {
   }
 }
 
-}  // namespace
-
-void add_lists(BenchShape& shape) {
+/// Refuses what a row's lists are not measured with; `key` and `value` are those of one of them.
+void check_lists(const BenchShape& shape, const std::string& key, const std::string& value) {
   const AttentionConfig& config = shape.model.config;
-  if (shape.model.tree > 0) add_trees(shape);
-  const bool spans = shape.model.span > 0;
-  if (!spans && !config.use_directions) return;
-  const std::string key = spans ? "span" : "directions";
-  const std::string value = spans ? std::to_string(shape.model.span) : "yes";
   for (const std::string_view suite : {"cache", "merge", "lengths"})
     if (shape.suite == suite) throw ShapeFault{key, value, fmt::format("none in suite {}", suite)};
   if (config.attention_chunk_size > 0)
@@ -116,8 +110,33 @@ void add_lists(BenchShape& shape) {
     throw ShapeFault{key, value,
                      fmt::format("none with attn_type {}", to_string(config.attn_type))};
   }
-  if (spans) add_spans(shape);
+}
+
+/// First keys that the window does not hide.
+void add_kept_keys(BenchShape& shape) {
+  const AttentionConfig& config = shape.model.config;
+  const std::string value = std::to_string(shape.model.keep_keys);
+  check_lists(shape, "keep_keys", value);
+  if (config.sliding_window == 0 && config.window_left < 0)
+    throw ShapeFault{"keep_keys", value, "0 without sliding_window and window_left"};
+  if (!config.alibi_slopes.empty())
+    throw ShapeFault{"keep_keys", value, "0 in rows with alibi_slopes"};
+  for (RequestShape& request : shape.requests)
+    request.keep_keys = std::min(shape.model.keep_keys, request.seq_len);
+}
+
+}  // namespace
+
+void add_lists(BenchShape& shape) {
+  const AttentionConfig& config = shape.model.config;
+  if (shape.model.tree > 0) add_trees(shape);
+  if (shape.model.keep_keys > 0) add_kept_keys(shape);
+  if (shape.model.span > 0) {
+    check_lists(shape, "span", std::to_string(shape.model.span));
+    add_spans(shape);
+  }
   if (!config.use_directions) return;
+  check_lists(shape, "directions", "yes");
   for (std::size_t r = 0; r < shape.requests.size(); ++r)
     shape.requests[r].direction = r % 2 == 0 ? Direction::kBothWays : Direction::kCausal;
 }

@@ -76,6 +76,13 @@ bool set_directions(BenchModel& model, std::string_view text) {
   return text == "yes" || text == "no";
 }
 
+bool set_keep_keys(BenchModel& model, std::string_view text) {
+  const auto keys = parse_number<std::int32_t>(text, 0, kMaxLength);
+  model.keep_keys = keys.value_or(0);
+  model.config.use_keep_keys = model.keep_keys > 0;
+  return keys.has_value();
+}
+
 /// A tree of drafts, which rows see as a list of the batch or through a dense mask.
 template <bool AttentionConfig::*kForm>
 bool set_tree(BenchModel& model, std::string_view text) {
@@ -98,6 +105,7 @@ constexpr Option kOptions[] = {
     {"layout", set_layout, "NHD or HND"},
     {"span", set_span, "a number of tokens, 0 ... 16777216 (0 = none)"},
     {"directions", set_directions, "yes or no"},
+    {"keep_keys", set_keep_keys, "a number of keys, 0 ... 16777216 (0 = none)"},
     {"tree", set_tree<&AttentionConfig::use_trees>, kLegalTree},
     {"masked_tree", set_tree<&AttentionConfig::custom_mask>, kLegalTree},
 };

@@ -28,7 +28,8 @@ struct BenchModel {
   AttentionConfig config{};
   CacheOp op = CacheOp::kWrite;
   std::optional<KVCacheLayout> layout{};  ///< of the cache; nullopt = as the run has it
-  std::int32_t span = 0;  ///< tokens of one in each prompt, which see one another; 0 = none
+  std::int32_t span = 0;       ///< tokens of one in each prompt, which see one another; 0 = none
+  std::int32_t keep_keys = 0;  ///< first keys of each request that escape the window; 0 = none
   std::int32_t tree = 0;  ///< drafts that each draft has, use_trees or custom_mask; 0 = no tree
 };
 

@@ -127,6 +127,25 @@ TEST(BenchShapes, PromptsMayHaveASpanAndRequestsADirection) {
             "f:2: directions: 'yes', legal: none with attn_type encoder_only");
 }
 
+TEST(BenchShapes, FirstKeysMayEscapeTheWindow) {
+  const auto shapes =
+      parse_shapes(kModel + "decode cpu q1s3_q1s100 keep_keys=4 sliding_window=9\n", "f");
+  EXPECT_TRUE(shapes.at(0).model.config.use_keep_keys);
+  EXPECT_EQ(shapes[0].requests.at(0).keep_keys, 3);
+  EXPECT_EQ(shapes[0].requests.at(1).keep_keys, 4);
+  const auto refused = [&](const std::string& row) {
+    return test::error_text([&] { parse_shapes(kModel + row, "f"); });
+  };
+  EXPECT_EQ(refused("decode gpu q1 keep_keys=no\n"),
+            "f:2: keep_keys: 'no', legal: a number of keys, 0 ... 16777216 (0 = none)");
+  EXPECT_EQ(refused("decode gpu q1 keep_keys=4\n"),
+            "f:2: keep_keys: '4', legal: 0 without sliding_window and window_left");
+  EXPECT_EQ(refused("decode gpu q1 keep_keys=4 window_left=8 alibi_slopes=yes\n"),
+            "f:2: keep_keys: '4', legal: 0 in rows with alibi_slopes");
+  EXPECT_EQ(refused("cache gpu q1 keep_keys=4 window_left=8\n"),
+            "f:2: keep_keys: '4', legal: none in suite cache");
+}
+
 TEST(BenchShapes, NewTokensMayBeATree) {
   const auto shapes =
       parse_shapes(kModel + "spec gpu 2q6s40 tree=2\nspec gpu q3 masked_tree=1\n", "f");
