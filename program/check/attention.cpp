@@ -72,11 +72,12 @@ Change all_options(KernelFamily family) {
   };
 }
 
-/// What batches say of their requests, under a window that cuts spans on both sides.
+/// What batches say of their requests, trees of drafts and kept keys included, under a window that
+/// cuts spans on both sides.
 Change lists(KernelFamily family) {
   return [family](AttentionConfig& config) {
     config.use_spans = config.use_directions = config.use_first_keys = true;
-    config.use_keep_keys = true;
+    config.use_keep_keys = config.use_trees = true;
     config.span_rule = SpanRule::kClipBoth;
     config.sliding_window = 33;
     config.kernel_family = family;
@@ -138,7 +139,9 @@ std::vector<BatchFamily> option_batches() {
       {1, 130, Direction::kCausal, 17, 40},
       {4, 65, Direction::kCanvas, 0, 5, {{0, 7}, {60, 64}}},
       {35, 205, Direction::kBothWays, 180, 0, {{150, 178}, {190, 900}}},
-      {19, 19, Direction::kCausal, 3, 4, {{2, 9}, {9, 15}}}};
+      {19, 19, Direction::kCausal, 3, 4, {{2, 9}, {9, 15}}},
+      {8, 90, Direction::kCausal, 2, 6, {}, {-1, 0, 0, 1, 1, 2, -1, 4}},
+      {2, 70, Direction::kCausal, 0, 9, {}, {-1, 0, 0, 1, 2}}};
   return {{"unsplit", requests, 1}, {"3 splits", requests, 3, true, true}};
 }
 

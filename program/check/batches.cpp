@@ -36,6 +36,7 @@ AttentionCall make_tensors(const BatchFamily& family, const AttentionConfig& con
   call.config = config;
   call.causal = family.causal && config.attn_type == AttentionType::kDecoder;
   call.num_splits = family.num_splits;
+  call.padding = family.padding;
   call.query_start_loc = {0};
   for (const RequestShape& request : family.requests) {
     call.query_start_loc.push_back(call.query_start_loc.back() + request.query_len);

@@ -18,7 +18,8 @@ struct BatchFamily {
   bool scales_per_head = false;  ///< quantized caches: a factor per KV head, else per tensor
   /// Tokens, whole pages, that the histories of all requests begin with, in the same pages.
   std::int32_t common_prefix_len = 0;
-  double size = 1;  ///< standard deviation of keys and values, times what int8 holds
+  std::int32_t padding = 0;  ///< rows of the query behind the requests' tokens
+  double size = 1;           ///< standard deviation of keys and values, times what int8 holds
 };
 std::vector<BatchFamily> batch_families();
 

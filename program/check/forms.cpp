@@ -146,8 +146,44 @@ Verdict compare_packed_write(const Context& context, const AttentionConfig& conf
   return {deviation, one_launch("reshape_and_cache (x-packed)", event)};
 }
 
+namespace {
+
+/// What batches say of latent rows, with each family of kernels.
+void plan_latent_lists(const std::shared_ptr<Context>& context, CheckReport& report,
+                       CheckPlan& plan) {
+  const std::vector<RequestShape> requests = {
+      {1, 130, Direction::kCausal, 17},
+      {4, 65, Direction::kBothWays},
+      {9, 40, Direction::kCausal, 3, 0, {{0, 7}, {33, 90}}},
+      {8, 90, Direction::kCausal, 2, 0, {}, {-1, 0, 0, 1, 1, 2, -1, 4}}};
+  CacheForm form = latent_form();
+  form.name = "MLA, lists of a batch";
+  form.batches = {{"unsplit", requests, 1}, {"3 splits", requests, 3}};
+  for (const KernelFamily family : kVariantFamilies) {
+    AttentionConfig config = latent_layer(DType::kF16, DType::kF16, family);
+    config.use_spans = config.use_directions = config.use_first_keys = config.use_trees = true;
+    const std::string what = fmt::format("{}, family {}", form.name, to_string(family));
+    const std::string types = types_of(config.dtype, config.cache_dtype());
+    if (!plan.takes(std::string(form.name), what, is_chosen(family, context->capabilities())))
+      continue;
+    const auto why = form.refusals(config, &context->capabilities());
+    plan.add({what,
+              [=] {
+                if (why.empty()) form.compile(context, config);
+              },
+              [=, &report] {
+                if (!why.empty())
+                  return report.skip(what, types, fmt::format("{}", fmt::join(why, "; ")));
+                check_form(form, context, config, 6000, {.what = what, .types = types}, report);
+              }});
+  }
+}
+
+}  // namespace
+
 void plan_forms(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan) {
   std::uint32_t seed = 5000;
+  plan_latent_lists(context, report, plan);
   for (const CacheForm* form : {&packed_form(), &latent_form()}) {
     const bool packed = form == &packed_form();
     for (const auto& [dtype, cache_dtype] : kCacheTypes) {

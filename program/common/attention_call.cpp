@@ -155,18 +155,13 @@ CommonAttentionMetadata BatchArrays::metadata() const {
   auto batch = CommonAttentionMetadata::of(query_start_loc, seq_lens, {});
   batch.block_table = block_table;
   batch.block_table_stride = max_blocks;
-  batch.direction = direction;
-  batch.span_start_loc = span_start_loc;
-  batch.spans = spans;
-  batch.first_keys = first_keys;
-  batch.keep_keys = keep_keys;
-  batch.tree_start_loc = tree_start_loc;
-  batch.tree_parents = tree_parents;
+  for_each_list([](auto& list, const auto& own) { list = own; }, batch, *this);
   return batch;
 }
 
 CommonAttentionMetadata AttentionCall::batch() const {
   CommonAttentionMetadata batch = metadata();
+  batch.num_actual_tokens += padding;
   batch.key_start_loc = key_start_loc;
   batch.slot_mapping = slot_mapping;
   if (direction.empty()) batch.causal = causal;

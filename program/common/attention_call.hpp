@@ -69,6 +69,7 @@ struct AttentionCall : BatchArrays {
   bool causal = true;  ///< unless each request has a direction
   std::int32_t num_splits = 0;
   PlanOptions plan;
+  std::int32_t padding = 0;  ///< rows of the query behind the requests' tokens, which no tensor has
   std::int32_t common_prefix_len = 0;   ///< tokens that all requests share, in the same pages
   std::string backend;                  ///< registry name; "" and "auto" choose
   std::optional<KVCacheLayout> layout;  ///< nullopt = the backend's preference

@@ -46,7 +46,9 @@ bool cascades(const AttentionBackend& backend, const AttentionCall& call,
   if (!call.causal || call.config.contiguous_kv() || call.computed_prefix_len() == 0) return false;
   if (!validate_cascade_configuration(call.config).empty()) return false;
   AttentionConfig level = call.config;
-  level.attn_type = AttentionType::kEncoderDecoder;  // a level's queries see all of its keys
+  level.attn_type = AttentionType::kEncoderDecoder;  // a level's queries see all of its keys,
+  level.use_spans = level.use_directions = level.use_first_keys = false;  // whatever lists say
+  level.use_keep_keys = level.use_trees = false;
   return backend.validate_configuration(level, &capabilities).empty();
 }
 

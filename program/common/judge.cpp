@@ -13,11 +13,17 @@ namespace {
 oracle::AttentionCase level_of(oracle::AttentionCase call, std::int32_t prefix, bool shared) {
   for (std::int32_t& seq_len : call.seq_lens)
     seq_len = shared ? std::min(seq_len, prefix) : std::max(seq_len - prefix, 0);
+  call.keep_keys.clear();  // there is no window
   if (shared) {
     call.causal = false;
     call.sinks.clear();
+    call.looks.clear();
+    call.spans.clear();
+    call.tree_parents.clear();
     return call;
   }
+  for (oracle::Span& span : call.spans)
+    span = {span.request, std::max(span.first - prefix, 0), std::max(span.end - prefix, 0)};
   const std::ptrdiff_t pages = prefix / call.block_size;
   std::rotate(call.block_table.begin(), call.block_table.begin() + pages, call.block_table.end());
   return call;

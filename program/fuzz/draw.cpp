@@ -251,13 +251,14 @@ Recipe draw(const DrawOptions& options, std::uint64_t index) {
   Dice of_layer(options.seed, 1, index / options.layer_calls), of_batch(options.seed, 2, index);
   draw_layer(of_layer, recipe);
   recipe.config.kernel_family = draw_family(of_layer, options.family);
-  if (recipe.order == CacheOrder::kPages) {
+  if (recipe.order != CacheOrder::kPacked) {
     Dice of_layer_lists(options.seed, 3, index / options.layer_calls);
     draw_list_options(of_layer_lists, recipe.config);
   }
   draw_batch(of_batch, options.most_tokens, recipe);
   Dice of_lists(options.seed, 4, index);
   for (RequestShape& request : recipe.batch.requests) draw_lists(of_lists, recipe.config, request);
+  if (of_lists.percent(15)) recipe.batch.padding = of_lists.between(1, 100);
   recipe.seed = static_cast<std::uint32_t>(16 * (std::uint64_t{options.seed} * 1000003 + index));
   normalise(recipe);
   return recipe;

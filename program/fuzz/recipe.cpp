@@ -51,6 +51,7 @@ std::vector<Option> batch_options(const Recipe& recipe) {
           {plan.limits.has_value(), "wide limits"},
           {batch.common_prefix_len > 0, "common prefix",
            fmt::format("common prefix {}", batch.common_prefix_len)},
+          {batch.padding > 0, "padding", fmt::format("{} rows of padding", batch.padding)},
           {batch.scales_per_head, "scales per head"},
           {batch.size != 1, "size", fmt::format("values of size {}", batch.size)},
           {!recipe.backend.empty(), "backend", recipe.backend},
@@ -92,9 +93,11 @@ void fit_tree(const AttentionConfig& config, std::int32_t keys, RequestShape& re
   request.spans.clear();
 }
 
-/// Whether a window or chunks hide keys to the left.
-bool hides_first_keys(const AttentionConfig& config) {
-  return config.sliding_window > 0 || config.window_left >= 0 || config.attention_chunk_size > 0;
+/// A cascade's requests have neither first keys nor, in the prefix, nodes of trees.
+void fit_prefix(std::int32_t prefix, RequestShape& request) {
+  request.first_key = 0;
+  const auto keys = static_cast<std::size_t>(std::max(request.seq_len - prefix, 0));
+  if (request.parents.size() > keys) request.parents.clear();
 }
 
 /// Clears the lists that the layer does not take, and makes the others fit the lengths.
@@ -102,15 +105,13 @@ void normalise_lists(Recipe& recipe) {
   AttentionConfig& config = recipe.config;
   const bool own_keys = config.attn_type == AttentionType::kDecoder ||
                         config.attn_type == AttentionType::kEncoderOnly;
-  const bool takes = recipe.order == CacheOrder::kPages && own_keys;
+  const bool takes = recipe.order != CacheOrder::kPacked && own_keys;
   for (bool AttentionConfig::*use : {&AttentionConfig::use_spans, &AttentionConfig::use_directions,
                                      &AttentionConfig::use_first_keys,
                                      &AttentionConfig::use_keep_keys, &AttentionConfig::use_trees})
     config.*use = takes && config.*use;
-  if (!config.use_spans) config.span_rule = SpanRule::kWhole;
-  config.use_keep_keys = config.use_keep_keys && hides_first_keys(config);
-  bool lists = config.use_spans || config.use_directions || config.use_first_keys ||
-               config.use_keep_keys || config.use_trees;
+  if (recipe.order == CacheOrder::kLatent) config.window_left = config.window_right = -1;
+  if (!config.use_spans || recipe.order == CacheOrder::kLatent) config.span_rule = SpanRule::kWhole;
   for (RequestShape& request : recipe.batch.requests) {
     if (!takes) request.spans.clear();
     if (!config.use_directions) request.direction = Direction::kCausal;
@@ -119,10 +120,8 @@ void normalise_lists(Recipe& recipe) {
     const auto nodes = static_cast<std::int32_t>(request.parents.size());
     request.first_key = config.use_first_keys ? std::min(request.first_key, keys - nodes) : 0;
     request.keep_keys = config.use_keep_keys ? std::min(request.keep_keys, keys - nodes) : 0;
-    lists = lists || !request.spans.empty();
   }
   if (config.use_directions || config.use_trees) recipe.batch.causal = true;
-  if (lists) recipe.batch.common_prefix_len = 0;
 }
 
 }  // namespace
@@ -153,6 +152,7 @@ void normalise(Recipe& recipe) {
     if (recipe.order == CacheOrder::kPacked) request.query_len = 1;
     if (!in_cache) continue;
     request.seq_len = std::max(request.seq_len, request.query_len + batch.common_prefix_len);
+    if (batch.common_prefix_len > 0) fit_prefix(batch.common_prefix_len, request);
   }
 }
 

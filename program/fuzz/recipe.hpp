@@ -36,8 +36,8 @@ struct Recipe {
 
 /// Makes what does not fit fit, after a draw or a change: a value for each head, sequences that
 /// hold their queries and the common prefix, one query token a request for x-packed caches,
-/// fp8_products over e4m3 caches only, lists of the batch for layers that take them and no cascades
-/// of these.
+/// fp8_products over e4m3 caches only, lists of the batch for layers that take them, in cascades
+/// only what these take.
 void normalise(Recipe& recipe);
 
 /// The call, with its tensors.

@@ -41,6 +41,7 @@ constexpr Change kChanges[] = {
     [](Recipe& r) { return set(r.plan.side_by_side, true); },
     [](Recipe& r) { return set(r.plan.decode_threshold, 1); },
     [](Recipe& r) { return r.plan.limits && (r.plan.limits.reset(), true); },
+    [](Recipe& r) { return set(r.batch.padding, 0); },
     [](Recipe& r) { return set(r.batch.scales_per_head, false); },
     [](Recipe& r) { return set(r.batch.causal, true); },
     [](Recipe& r) { return set(r.batch.size, 1); },

@@ -230,8 +230,7 @@ void read_lists(const CaseFile& file, AttentionCall& call) {
   throw_invalid_if(file.has_array("spans") != file.has_array("span_start_loc"),
                    "spans.npy, span_start_loc.npy: expected both or neither");
   if (file.has_array("spans")) read_spans(file, call);
-  if (call.config.use_trees) read_trees(file, call);
-  if (call.config.use_first_keys) call.first_keys = read_keys(file, "first_keys", call);
+  read_seen_keys(file, call);
   if (call.config.use_keep_keys) call.keep_keys = read_keys(file, "keep_keys", call);
 }
 
@@ -252,6 +251,19 @@ void read_arrays(const CaseFile& file, AttentionCall& call) {
 
 }  // namespace
 
+void pad_to(std::int32_t num_rows, AttentionCall& call) {
+  throw_invalid_if(num_rows != 0 && num_rows < call.num_tokens(),
+                   "case.json: num_actual_tokens: expected an integer from {} on (the requests' "
+                   "query tokens), got {}",
+                   call.num_tokens(), num_rows);
+  call.padding = std::max(num_rows - call.num_tokens(), 0);
+}
+
+void read_seen_keys(const CaseFile& file, AttentionCall& call) {
+  if (call.config.use_trees) read_trees(file, call);
+  if (call.config.use_first_keys) call.first_keys = read_keys(file, "first_keys", call);
+}
+
 AttentionCall read_attention_call(CaseFile& file, const RunOptions& options) {
   // The batch is checked first, because it says how large the tensors must be; then its blocks and
   // slots, once the cache's size is known.
@@ -267,8 +279,10 @@ AttentionCall read_attention_call(CaseFile& file, const RunOptions& options) {
   call.plan = read_plan(file);
   call.plan.decode_threshold = file.int32("decode_threshold", {1, INT32_MAX}, 1);
   call.common_prefix_len = file.int32("common_prefix_len", kCount, 0);
+  const std::int32_t num_rows = file.int32("num_actual_tokens", kCount, 0);
   file.refuse_unknown_keys();
   read_arrays(file, call);
+  pad_to(num_rows, call);
   validate_call(call, -1);
   read_lists(file, call);
   read_tensors(file, call);

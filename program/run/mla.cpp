@@ -46,6 +46,7 @@ AttentionCall read_mla_case(CaseFile& file) {
   call.num_splits = file.int32("num_splits", {0, 65536}, 0);
   call.plan = read_plan(file);
   config.kernel_family = read_kernel_family(file);
+  const std::int32_t num_rows = file.int32("num_actual_tokens", kCount, 0);
   const float scale = read_scale(file, config.cache_dtype());
   if (is_quantized(config.cache_dtype())) call.scales = {scale, scale};
   file.refuse_unknown_keys();
@@ -65,6 +66,10 @@ AttentionCall read_mla_case(CaseFile& file) {
     validate_bounds(call.seq_lens, call.seq_len_bounds, call.max_blocks * config.block_size);
   }
   compact(call, query.data);
+  pad_to(num_rows, call);
+  config.use_first_keys = file.has_array("first_keys");
+  config.use_trees = file.has_array("tree_parents");
+  read_seen_keys(file, call);
   return call;
 }
 

@@ -102,6 +102,12 @@ std::vector<std::int32_t> read_prefix_sums(const CaseFile& file, std::string_vie
 void verify_outcome(const AttentionCall& call, const AttentionOutcome& outcome,
                     CaseOutputs& outputs);
 
+/// Gives the call padding up to so many rows of the query; 0 = none. Throws if it has more rows.
+void pad_to(std::int32_t num_rows, AttentionCall& call);
+/// Reads the trees and first keys that the configuration takes and a case of attention or latent
+/// attention has.
+void read_seen_keys(const CaseFile& file, AttentionCall& call);
+
 /// All of an attention case but its output options, checked.
 AttentionCall read_attention_call(CaseFile& file, const RunOptions& options);
 

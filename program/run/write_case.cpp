@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "program/common/error.hpp"
 #include "program/run/run.hpp"
 
 namespace clattn::cli {
@@ -19,6 +20,7 @@ json step_keys(std::string_view op, const AttentionCall& call) {
                {"num_splits", call.num_splits},
                {"fast_build", plan.fast_build},
                {"side_by_side", plan.side_by_side}};
+  if (call.padding > 0) keys["num_actual_tokens"] = call.num_tokens() + call.padding;
   if (plan.split_policy == SplitPolicy::kDeterministic) keys["split_policy"] = "deterministic";
   for (const auto& [key, limit] : kLimitKeys)
     if (plan.limits) keys[key] = (*plan.limits).*limit;
@@ -123,22 +125,57 @@ void write_case(const AttentionCall& call, const std::filesystem::path& director
   write_with_expected(files, attention_keys(call), call, directory);
 }
 
+namespace {
+
+/// One past the last key that a query token sees, without a window: `later` tokens of its request
+/// follow it.
+std::int32_t seen_end(const AttentionCall& call, std::size_t request, std::int32_t later) {
+  const std::int32_t seq_len = call.seq_lens[request], position = seq_len - 1 - later;
+  const bool causal =
+      call.direction.empty() ? call.causal : call.direction[request] == Direction::kCausal;
+  std::int32_t end = causal ? position + 1 : seq_len;
+  if (!call.config.use_spans || call.span_start_loc.empty()) return end;
+  for (std::int32_t i = call.span_start_loc[request]; i < call.span_start_loc[request + 1]; ++i) {
+    const std::int32_t first = call.spans[2 * to_size(i)], last = call.spans[2 * to_size(i) + 1];
+    if (position >= first && position < last) end = std::max(end, std::min(last, seq_len));
+  }
+  return end;
+}
+
+/// What a query token that becomes a request sees of its keys; a draft's tree ends with itself.
+void list_token(const AttentionCall& call, std::size_t request, std::int32_t later,
+                AttentionCall& tokens) {
+  if (call.config.use_first_keys)
+    tokens.first_keys.push_back(std::min(call.first_keys[request], tokens.seq_lens.back()));
+  if (!call.config.use_trees) return;
+  const std::int32_t end = call.tree_start_loc[request + 1];
+  for (std::int32_t node = call.tree_start_loc[request]; node < end - later; ++node)
+    tokens.tree_parents.push_back(call.tree_parents[to_size(node)]);
+  tokens.tree_start_loc.push_back(static_cast<std::int32_t>(tokens.tree_parents.size()));
+}
+
+}  // namespace
+
 void write_latent_case(const AttentionCall& call, const std::filesystem::path& directory) {
   const AttentionConfig& config = call.config;
-  BatchArrays tokens;
+  AttentionCall tokens;
+  tokens.config.use_trees = config.use_trees;
   tokens.query_start_loc = {0};
+  if (config.use_trees) tokens.tree_start_loc = {0};
   tokens.max_blocks = call.max_blocks;
   for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
     const auto row = call.block_table.begin() + static_cast<std::ptrdiff_t>(r) * call.max_blocks;
     for (std::int32_t left = call.query_start_loc[r + 1] - call.query_start_loc[r]; left > 0;) {
       --left;
-      tokens.seq_lens.push_back(call.seq_lens[r] - (call.causal ? left : 0));
+      tokens.seq_lens.push_back(seen_end(call, r, left));
+      list_token(call, r, left, tokens);
       tokens.block_table.insert(tokens.block_table.end(), row, row + call.max_blocks);
       tokens.query_start_loc.push_back(tokens.query_start_loc.back() + 1);
     }
   }
   CaseOutputs files;
   add_batch(files, tokens, true);
+  add_lists(files, tokens);
   files.add_elements("query", config.dtype, {call.num_tokens(), config.num_heads, config.head_size},
                      call.query);
   files.add_elements("kv_cache", config.cache_dtype(),

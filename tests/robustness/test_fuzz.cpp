@@ -25,7 +25,9 @@ TEST(Fuzz, CasesOfEveryOrderOfCachesPassAndRunAgain) {
                         {"1", "24"},
                         {"1", "32"},
                         {"24", "24", {"spans.npy", "first_keys.npy"}},
-                        {"33", "24", {"direction.npy", "first_keys.npy", "keep_keys.npy"}}};
+                        {"33", "24", {"direction.npy", "first_keys.npy", "keep_keys.npy"}},
+                        {"44", "8", {"first_keys.npy", "tree_parents.npy"}},
+                        {"256", "16", {"first_keys.npy", "tree_parents.npy"}}};  // latent rows
   for (const auto& [seed, first, lists] : calls) {
     const ProgramResult result = run_program("fuzz --most-tokens 20 --count 1 --write-all --seed " +
                                              seed + " --first " + first + " --out " + out);
