@@ -83,6 +83,14 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   /// Whether its builders take BuilderOptions::device_query_lens: decodes whose query lengths are
   /// others on the device than on the host, as adaptive verification makes them.
   virtual bool supports_device_cpu_query_lens_mismatch() const noexcept { return false; }
+  /// The most query tokens that decodes of one recorded step may have, each another number (vLLM:
+  /// get_varlen_cudagraph_max_query_len); nullopt: all must have equally many, or nothing is
+  /// recorded. `decode_threshold`: of the builder that records.
+  virtual std::optional<std::int32_t> get_varlen_cudagraph_max_query_len(
+      const AttentionConfig&, std::int32_t decode_threshold) const {
+    static_cast<void>(decode_threshold);
+    return std::nullopt;
+  }
   /// Logical shape of one layer's cache. MLA backends: (1, num_blocks, block_size, 1, head_size),
   /// which is the memory of vLLM's (num_blocks, block_size, head_size).
   virtual std::array<std::int64_t, 5> get_kv_cache_shape(std::int64_t num_blocks,

@@ -93,7 +93,12 @@ void bind_cache_shapes(nb::class_<AttentionBackend>& backend) {
           [](const B& self, const AttentionConfig& config) {
             return graph_support_name(self.get_cudagraph_support(config));
           },
-          "config"_a, "graph_support of layers of this configuration.");
+          "config"_a, "graph_support of layers of this configuration.")
+      .def(
+          "get_varlen_cudagraph_max_query_len", &B::get_varlen_cudagraph_max_query_len, "config"_a,
+          "decode_threshold"_a,
+          "The most query tokens that decodes of one recorded step may have, each another number;\n"
+          "None: all must have equally many, or nothing is recorded.");
 }
 
 void bind_backend(nb::module_& module) {

@@ -60,6 +60,11 @@ class DescribedBackend : public AttentionBackend {
     return mixed ? facts_.graph_support
                  : std::min(facts_.graph_support, AttentionCGSupport::kUniformBatch);
   }
+  std::optional<std::int32_t> get_varlen_cudagraph_max_query_len(
+      const AttentionConfig& config, std::int32_t decode_threshold) const override {
+    if (get_cudagraph_support(config) < AttentionCGSupport::kUniformBatch) return std::nullopt;
+    return decode_threshold;
+  }
   bool supports_device_cpu_query_lens_mismatch() const noexcept override {
     return facts_.device_query_lens;
   }

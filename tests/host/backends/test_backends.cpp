@@ -49,6 +49,7 @@ TEST(Backends, A1_10_GraphSupport) {
     const clattn::AttentionBackend& tested = backend(name);
     EXPECT_EQ(tested.graph_support(), AttentionCGSupport::kAlways) << name;
     EXPECT_TRUE(tested.supports_device_cpu_query_lens_mismatch()) << name;
+    EXPECT_EQ(tested.get_varlen_cudagraph_max_query_len(config, 5), 5) << name;
     config.attn_type = clattn::AttentionType::kDecoder;
     EXPECT_EQ(tested.get_cudagraph_support(config), AttentionCGSupport::kAlways) << name;
     config.attn_type = clattn::AttentionType::kEncoderDecoder;
@@ -57,6 +58,9 @@ TEST(Backends, A1_10_GraphSupport) {
   config.attn_type = clattn::AttentionType::kDecoder;
   config.is_attention_free = true;
   EXPECT_EQ(clattn::get_attn_backend(config, nullptr)->graph_support(), AttentionCGSupport::kNever);
+  EXPECT_EQ(
+      clattn::get_attn_backend(config, nullptr)->get_varlen_cudagraph_max_query_len(config, 5),
+      std::nullopt);
 }
 
 TEST(Backends, A1_10_LeastGraphSupportOfGroups) {
