@@ -29,7 +29,7 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("files", "")
     room_may("tuning", "base files")
     room_may("opencl", "base files tuning shared")
-    room_may("capture", "base files")
+    room_may("capture", "base files shared")
     room_may("kernels", "base metadata tuning opencl capture shared")
     room_may("kv_cache", "base opencl capture kernels shared")
     room_may("backends", "base metadata opencl capture kernels kv_cache shared")

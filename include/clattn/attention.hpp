@@ -68,8 +68,9 @@ struct BuilderOptions {
   /// The lengths of a step are known on the device alone: the seq_lens of a batch are upper bounds,
   /// whose pages its block table names, and update_seq_lens() (cache_ops.hpp) puts the lengths in
   /// their place. Decoders over pages, of latent rows too, are supported, without
-  /// slot_mapping, common_prefix_len and update_block_table(). Each upload grows by 56 bytes per
-  /// work item.
+  /// slot_mapping, common_prefix_len, update_block_table() and, in layers with use_spans, spans.
+  /// Other lists of a batch count with the lengths of the device: trees and canvases from their
+  /// ends, first and kept keys from their beginnings. Each upload grows by 60 bytes per work item.
   bool device_seq_lens = false;
   /// With device_seq_lens: the query lengths of decodes are known on the device alone, too. Every
   /// request that the batch gives up to decode_threshold query tokens may have any number up to it
@@ -79,6 +80,18 @@ struct BuilderOptions {
   /// Partial results get room for decode_threshold rows of each request. kUnsupported if
   /// max_num_reqs times decode_threshold rows exceed what kMaxWorkspaceBytes holds.
   bool device_query_lens = false;
+  /// Which lists of a step's requests only the device knows; update_lists() (cache_ops.hpp) puts
+  /// them in place. The plan has room for whatever they may say, so that no launch changes. For
+  /// decoders with use_directions or use_trees; both at once are refused, and so are trees with
+  /// device_query_lens. Uploads grow by 24 bytes for each listed row, by 32 for each request.
+  ///@{
+  /// `direction`, which a batch then leaves empty (vLLM: a tensor as `causal`). Requests of several
+  /// query tokens are planned as if each of them saw all keys that a canvas sees; none has a tree.
+  bool device_directions = false;
+  /// The trees: a batch's tree_start_loc says how many nodes the tree of a request has at most, 0
+  /// that it has none, and tree_parents is empty.
+  bool device_trees = false;
+  ///@}
   /// If a step has exactly two launches, and the plan predicts that they end earlier beside each
   /// other, each gets a part of the device. The second goes to an in-order queue of the builder's
   /// own: it waits for what the caller's queue held before, and later work of the caller's queue

@@ -255,6 +255,42 @@ void update_query_lens(cl_command_queue queue, const AttentionMetadata& metadata
                        const DeviceQueryLengths& lengths, DeviceErrors& errors,
                        Event* event = nullptr);
 
+/// Where the device keeps lists of a step's requests; each is given if and only if the builder has
+/// the option for it.
+struct DeviceLists {
+  /// With device_directions: u8 [num_reqs], the number of a Direction: 0 both ways, 1 causal, 2 a
+  /// canvas (vLLM: `causal` of each request, as bytes). Of a step with graph_batch_size as many as
+  /// its (padded) batch size.
+  Buffer direction = {};
+  /// With device_trees: i32 [num_reqs], nodes of each request's tree: its query tokens … what
+  /// tree_start_loc allows, or 0 = none. Padded as `direction`.
+  Buffer tree_sizes = {};
+  /// With device_trees: u32 [num_actual_tokens, tree_bits_stride], for each query token that is a
+  /// node of a tree the nodes that it sees, its ancestors and itself: bit n % 32, lowest first, of
+  /// word n / 32 is node n. Query token i of a request with q of them and a tree of T nodes is node
+  /// T - q + i. Other rows and later words are not looked at. (TensorRT-LLM:
+  /// spec_decoding_packed_mask.) Along a path each node adds one position, so that depths, which
+  /// windows, chunks and ALiBi count, follow from the bits.
+  Buffer tree_bits = {};
+  std::int64_t tree_bits_stride = 0;  ///< words from row to row; at least those of the batch's
+                                      ///< largest tree_start_loc, which are 8 in recorded steps
+};
+
+/// Gives a step of a builder with BuilderOptions::device_directions or device_trees its lists,
+/// without the host: one launch, in the order of the queue, lists anew what the step's rows see,
+/// for every later forward() with it. As often as wanted after one build(), and before or after
+/// update_seq_lens(); after update_query_lens() directions stay those of the requests. Before the
+/// first call all requests have the direction that the batch's `causal` says, and drafts are a
+/// chain. While a graph is recorded, the launch is recorded, too.
+///
+/// A direction or a size that is illegal is noted in `errors`; the request's outputs are 0, its LSE
+/// -inf (with a sink, the sink), and its keys are stored. A row whose bits lack its own node, or
+/// hold a later one, is noted, too: it sees what they say of earlier nodes, and itself.
+/// Asynchronous. Throws kInvalidArgument for other metadata, for a buffer that is missing, not
+/// wanted, too small or lies in that metadata, and for out-of-order queues.
+void update_lists(cl_command_queue queue, const AttentionMetadata& metadata,
+                  const DeviceLists& lists, DeviceErrors& errors, Event* event = nullptr);
+
 /// A decode batch whose metadata lives on the device, one query token per row. Rows from
 /// num_queries on are padding.
 struct AdvanceStep {

@@ -62,12 +62,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
     int num_splits,                        /* padding included */
     int lens_at,                           /* ints of it: the lengths that were taken */
     int list_at,                           /* ints of it: page ids */
-    int page_size,                         /* tokens; this and the next five: ClaSight */
+    int requests_at,                       /* ints of it: ClaListedRequest, of listed rows */
+    int page_size,                         /* tokens; this and the next six: ClaSight */
     int causal,                            /* 1: a token sees no later one */
     int window_left,                       /* tokens, -1 = all */
     int window_right,                      /* tokens, -1 = all */
     int chunk,                             /* tokens, 0 = none */
     int chunk_lookback,                    /* chunks */
+    int span_rule,                         /* CLA_SPAN_* */
     __global const int* restrict seq_lens, /* [num_requests] */
     __global const long* restrict given,   /* [num_slots]: slots, or null */
     __global const int* restrict starts,   /* [num_requests + 1]: the requests' first rows */
@@ -102,11 +104,15 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
   if (number >= num_splits) return;
   const ClaSplit planned = ((__global const ClaSplit*)(meta + splits_at))[number];
   if (planned.q_count == 0) return; /* padding of a recorded step */
-  const ClaSight sight = {page_size, causal, window_left, window_right, chunk, chunk_lookback};
+  const ClaSight sight = {page_size, causal,         window_left, window_right,
+                          chunk,     chunk_lookback, span_rule};
+  ClaRequestRows widest = {0, 0, 0, 0, 0, 0};
+  if (planned.listed != 0)
+    widest = ((__global const ClaListedRequest*)(meta + requests_at))[planned.request].widest;
   const int at = planned.request, length = seq_lens[at];
   const ClaRequest own = cla_cut_request_of(all_bounds[at], starts[at], starts[at + 1], length);
   const ClaSplit split = cla_narrow_tile(&planned, own.first_row, own.query_len);
-  const ClaCut cut = cla_cut_tile(&split, &sight, length);
+  const ClaCut cut = cla_cut_tile(&split, &sight, widest, length);
   *(__global ClaWorkItem*)(meta + split.item_at) =
       cla_item_of(&split, cut.q_pos, cut.keys, page_size, cut.num_splits);
   if (split.split != 0 || split.merge_at < 0) return;

@@ -28,12 +28,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
     int num_splits,                        /* padding included */
     int lens_at,                           /* ints of it: the lengths that were taken */
     int list_at,                           /* ints of it: page ids */
-    int page_size,                         /* tokens; this and the next five: ClaSight */
+    int requests_at,                       /* ints of it: ClaListedRequest, of listed rows */
+    int page_size,                         /* tokens; this and the next six: ClaSight */
     int causal,                            /* 1: a token sees no later one */
     int window_left,                       /* tokens, -1 = all */
     int window_right,                      /* tokens, -1 = all */
     int chunk,                             /* tokens, 0 = none */
     int chunk_lookback,                    /* chunks */
+    int span_rule,                         /* CLA_SPAN_* */
     __global const int* restrict seq_lens, /* [requests] */
     __global const long* restrict given,   /* [query tokens]: slots, or null */
     int advanced,                          /* 1: requests without a given slot are left out */
@@ -42,7 +44,11 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
   if (number >= num_splits) return;
   const ClaSplit split = ((__global const ClaSplit*)(meta + splits_at))[number];
   if (split.q_count == 0) return; /* padding of a recorded step */
-  const ClaSight sight = {page_size, causal, window_left, window_right, chunk, chunk_lookback};
+  const ClaSight sight = {page_size, causal,         window_left, window_right,
+                          chunk,     chunk_lookback, span_rule};
+  ClaRequestRows widest = {0, 0, 0, 0, 0, 0};
+  if (split.listed != 0)
+    widest = ((__global const ClaListedRequest*)(meta + requests_at))[split.request].widest;
   int length = seq_lens[split.request];
   if (advanced && given[split.q_row] < 0) {
     length = 0;
@@ -51,7 +57,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
     cla_note(errors, (uint)split.request, reason);
     length = 0;
   }
-  const ClaCut cut = cla_cut_tile(&split, &sight, length);
+  const ClaCut cut = cla_cut_tile(&split, &sight, widest, length);
   *(__global ClaWorkItem*)(meta + split.item_at) =
       cla_item_of(&split, cut.q_pos, cut.keys, page_size, cut.num_splits);
   if (split.split != 0) return;
@@ -59,7 +65,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
   __global const int* pages = meta + list_at + split.pages_at;
   __global long* slots = (__global long*)meta + split.q_row;
   for (int token = 0; token < split.q_count; ++token) {
-    const int position = cut.q_pos + token;
+    const int position = length - split.behind + token;
     long slot = -1;
     if (length > 0) {
       slot = given != 0 ? given[split.q_row + token]

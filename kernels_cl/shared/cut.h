@@ -4,29 +4,7 @@
 #ifndef CLATTN_SHARED_CUT_H
 #define CLATTN_SHARED_CUT_H
 
-#include "shared/work_item.h"
-
-#ifdef __cplusplus
-#define CLA_INT64 long long
-#else
-#define CLA_INT64 long
-#endif
-
-/* Which keys a query may see. */
-typedef struct ClaSight {
-  int page_size;      /* tokens: ranges begin on page boundaries */
-  int causal;         /* 1: a token sees no later one */
-  int window_left;    /* tokens that a query reaches back; -1 = all */
-  int window_right;   /* and ahead */
-  int chunk;          /* tokens of an aligned chunk that it is confined to; 0 = none */
-  int chunk_lookback; /* chunks before that one that it sees, too */
-} ClaSight;
-
-/* The keys that any query of a tile sees: from a page boundary on, and how many. */
-typedef struct ClaTileKeys {
-  int first;
-  int count;
-} ClaTileKeys;
+#include "shared/sight.h"
 
 /* Where the query tokens of a request may stand, and how many it may have, if the device decides
    (attention/cut_queries.cl). */
@@ -55,6 +33,7 @@ typedef struct ClaSplit {
   int split;       /* the number of this one */
   int item_at;     /* ints of the metadata: its ClaWorkItem */
   int merge_at;    /* and its tile's ClaMergeItem[q_count]; -1: none, or the kernel merges */
+  int listed;      /* number of the tile's first listed row in the metadata; 0: it has none */
 } ClaSplit;
 
 /* Both ends of what a query sees rise with its position, so the first query has the first key and
@@ -129,12 +108,24 @@ typedef struct ClaCut {
   ClaTileKeys keys;
 } ClaCut;
 
-/* For a request of `length` tokens; 0: one that is left out, which sees no key. */
-static inline ClaCut cla_cut_tile(const ClaSplit* tile, const ClaSight* sight, int length) {
+/* For a request of `length` tokens; 0: one that is left out, which sees no key. `widest`: what rows
+   of the request see at most, if the tile's are listed; its lengths are not looked at. */
+static inline ClaCut cla_cut_tile(const ClaSplit* tile, const ClaSight* sight,
+                                  ClaRequestRows widest, int length) {
   ClaCut cut = {0, 0, {0, 0}};
   if (tile->behind < 1) return cut;
   if (length > 0) cut.q_pos = length - tile->behind;
-  cut.keys = cla_tile_keys(sight, cut.q_pos, tile->q_count, length);
+  if (tile->listed == 0) {
+    cut.keys = cla_tile_keys(sight, cut.q_pos, tile->q_count, length);
+  } else {
+    const ClaSpan none = {0, 0};
+    widest.query_len = tile->query_len;
+    widest.seq_len = length;
+    if (widest.tree_nodes > length) widest.tree_nodes = length;
+    if (length > 0)
+      cut.keys = cla_listed_tile_keys(sight, &widest, none, none, cut.q_pos, tile->q_count);
+    cut.q_pos = CLA_LISTED + tile->listed;
+  }
   cut.num_splits = cla_num_splits(tile, cla_pages_of(cut.keys.count, sight->page_size));
   return cut;
 }

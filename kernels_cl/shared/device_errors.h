@@ -4,8 +4,8 @@
 #ifndef CLATTN_SHARED_DEVICE_ERRORS_H
 #define CLATTN_SHARED_DEVICE_ERRORS_H
 
-#define CLA_ERROR_BITS 3
-#define CLA_ERROR_ROWS 0xfffffff /* rows that the word can name: fewer */
+#define CLA_ERROR_BITS 4
+#define CLA_ERROR_ROWS 0x7ffffff /* rows that the word can name: fewer */
 
 /* Of advance_step: */
 #define CLA_ERROR_LENGTH 0  /* no token follows this seq_len */
@@ -18,6 +18,10 @@
 /* Of update_query_lens: */
 #define CLA_ERROR_QUERIES 6 /* the request's rows are not among those that it may have */
 #define CLA_ERROR_TOKENS 7  /* the seq_len is less than its query tokens, or more than its bound */
-#define CLA_ERROR_REASONS 8
+/* Of update_lists: */
+#define CLA_ERROR_DIRECTION 8    /* the request's direction is none */
+#define CLA_ERROR_TREE 9         /* its tree has a size that it may not have */
+#define CLA_ERROR_BITS_OF_ROW 10 /* the bits of a row are not those of its node */
+#define CLA_ERROR_REASONS 11
 
 #endif

@@ -276,6 +276,10 @@ bool Attention::attend_own_keys(cl_command_queue queue, const AttentionTensors& 
     return false;
   }
   const detail::BatchRecord& step = metadata.step()->batch;
+  throw_invalid_if(step.device_lists.buffer != nullptr,
+                   "layer {}: no kv_cache is bound, legal with device_directions or device_trees: "
+                   "a bound one",
+                   options_.prefix);
   CommonAttentionMetadata batch = detail::recorded_batch(*metadata.step());
   if (cross) batch.causal.reset();
   std::vector<std::int32_t> key_start_loc = {0};

@@ -39,6 +39,8 @@ class PluginMetadataBuilder final : public AttentionMetadataBuilder {
               "device_seq_lens: true, legal: false: plugins plan by the host's lengths");
     refuse_if(options.device_query_lens,
               "device_query_lens: true, legal: false: plugins plan by the host's lengths");
+    refuse_if(options.device_directions || options.device_trees,
+              "device_directions or device_trees: true, legal: false: plugins take no lists");
     refuse_if(options.split_policy != SplitPolicy::kBalanced || options.num_splits != 0,
               "split_policy and num_splits, legal: balanced and 0: plugins cut their work "
               "themselves");

@@ -8,6 +8,7 @@
 
 #include "base/checked.hpp"
 #include "capture/case.hpp"
+#include "shared/sight.h"
 
 namespace clattn::detail {
 namespace {
@@ -272,6 +273,7 @@ AddResults commit_write(NewCase& made, const SlotSource& written, DType dtype, C
 }  // namespace
 
 RunBatch::RunBatch(cl_command_queue queue, const BatchRecord& batch) : record_(batch) {
+  if (batch.device_lists.buffer != nullptr) read_lists(queue, batch.device_lists);
   const LengthSource& device = batch.device_starts;
   if (device.buffer == nullptr) return;
   starts_ = read_as<std::int32_t>(Queue::adopt(queue), device.buffer, device.offset_bytes,
@@ -281,6 +283,39 @@ RunBatch::RunBatch(cl_command_queue queue, const BatchRecord& batch) : record_(b
   for (std::int32_t& start : starts_)
     least = start = std::clamp(start, least, batch.query_start_loc.back());
   record_.query_start_loc = starts_;
+}
+
+void RunBatch::read_lists(cl_command_queue queue, const ListSource& lists) {
+  const Queue commands = Queue::adopt(queue);
+  const auto requests = read_as<ClaListedRequest>(commands, lists.buffer, lists.requests_at,
+                                                  std::ssize(record_.seq_lens));
+  if (lists.directions) {
+    for (const ClaListedRequest& request : requests)
+      direction_.push_back(static_cast<Direction>(std::clamp(request.direction, 0, 2)));
+    record_.direction = direction_;
+  }
+  if (!lists.trees || lists.tree_words == 0) return;
+  const std::span<const std::int32_t> starts = record_.query_start_loc;
+  const auto bits = read_as<std::uint32_t>(commands, lists.buffer, lists.tree_bits_at,
+                                           std::int64_t{starts.back()} * lists.tree_words);
+  tree_start_loc_ = {0};
+  for (std::size_t r = 0; r < requests.size(); ++r) {
+    const std::int32_t nodes = std::clamp(requests[r].tree_nodes, 0, requests[r].widest.tree_nodes);
+    const std::size_t first = tree_parents_.size();
+    tree_parents_.resize(first + to_size(nodes), -1);
+    tree_start_loc_.push_back(static_cast<std::int32_t>(tree_parents_.size()));
+    for (std::int32_t row = starts[r]; nodes > 1 && row < starts[r + 1]; ++row) {
+      std::int32_t before = -1;  // of the path to the row's node
+      for (std::int32_t node = 0; node < nodes; ++node) {
+        const std::size_t word = to_size(row * lists.tree_words + node / 32);
+        if ((bits[word] >> (node % 32) & 1U) == 0) continue;
+        tree_parents_[first + to_size(node)] = before;
+        before = node;
+      }
+    }
+  }
+  record_.tree_start_loc = tree_start_loc_;
+  record_.tree_parents = tree_parents_;
 }
 
 AddResults capture_attention(const CapturedAttention& call) {

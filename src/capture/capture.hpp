@@ -49,6 +49,15 @@ struct LengthSource {
   std::size_t offset_bytes = 0;
 };
 
+/// Lists on the device: ClaListedRequest [requests] and, of trees, the bits of each query token, at
+/// so many bytes of the buffer.
+struct ListSource {
+  cl_mem buffer = nullptr;
+  std::size_t requests_at = 0, tree_bits_at = 0;
+  std::int32_t tree_words = 0;
+  bool directions = false, trees = false;
+};
+
 /// A step's batch as the host keeps it.
 struct BatchRecord {
   std::string_view backend;
@@ -59,12 +68,14 @@ struct BatchRecord {
   std::span<const std::int32_t> pages_at, pages;
   LengthSource device_lens = {};    ///< if not null, what counts: seq_lens are their bounds
   LengthSource device_starts = {};  ///< if not null, what counts instead of query_start_loc
+  ListSource device_lists = {};  ///< if not null, what counts instead of these of the lists below
   std::span<const Direction> direction = {};  ///< these as CommonAttentionMetadata has them
   std::span<const std::int32_t> span_start_loc = {}, spans = {}, first_keys = {}, keep_keys = {};
   std::span<const std::int32_t> tree_start_loc = {}, tree_parents = {};
 };
 
-/// The batch that a call runs: that of the host, with the query starts of the device if they count.
+/// The batch that a call runs: that of the host, with what counts of the device's query starts and
+/// lists.
 /// Waits for the queue to read them.
 class RunBatch {
  public:
@@ -75,8 +86,12 @@ class RunBatch {
   const BatchRecord& record() const noexcept { return record_; }
 
  private:
+  void read_lists(cl_command_queue queue, const ListSource& lists);
+
   BatchRecord record_;
   std::vector<std::int32_t> starts_;
+  std::vector<Direction> direction_;
+  std::vector<std::int32_t> tree_start_loc_, tree_parents_;
 };
 
 /// The cache of a call; null where its keys are contiguous.

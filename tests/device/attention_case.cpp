@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <clattn/kv_cache_spec.hpp>
 #include <cmath>
+#include <optional>
 #include <random>
 
 #include "device/attention_host.hpp"
 #include "device/bounded_batch.hpp"
+#include "device/device_lists.hpp"
 #include "kernels/step/paged_step.hpp"
 #include "program/common/verify.hpp"
 
@@ -157,50 +159,23 @@ clattn::Buffer make_mask(const clattn::Context& context, const clattn::Queue& qu
   return mask;
 }
 
-clattn::CommonAttentionMetadata describe_batch(const CaseSpec& spec, const HostCase& host,
-                                               std::vector<std::int32_t>& key_start_loc) {
-  clattn::CommonAttentionMetadata batch;
-  batch.query_start_loc = host.truth.query_start_loc;
-  batch.seq_lens = host.truth.seq_lens;
-  batch.num_reqs = static_cast<std::int32_t>(spec.requests.size());
-  batch.num_actual_tokens = static_cast<std::int32_t>(host.num_tokens);
-  if (spec.config.attn_type == clattn::AttentionType::kDecoder) batch.causal = spec.causal;
-  if (spec.causal_encoder) batch.causal = true;
-  batch.direction = host.direction;
-  if (!host.direction.empty()) batch.causal.reset();
-  batch.first_keys = host.truth.first_keys;
-  batch.keep_keys = host.truth.keep_keys;
-  if (spec.config.use_trees) {
-    batch.tree_start_loc = host.tree_start_loc;
-    batch.tree_parents = host.tree_parents;
-  }
-  if (!host.spans.empty()) {
-    batch.span_start_loc = host.span_start_loc;
-    batch.spans = host.spans;
-  }
-  if (spec.config.contiguous_kv()) {
-    key_start_loc = {0};
-    for (const std::int32_t keys : host.truth.seq_lens)
-      key_start_loc.push_back(key_start_loc.back() + keys);
-    batch.key_start_loc = key_start_loc;
-  } else {
-    batch.block_table = host.block_table;
-    batch.block_table_stride = host.truth.max_blocks;
-  }
-  return batch;
-}
-
-/// The step's metadata; with bounds, its lengths come from the device.
+/// The step's metadata; with bounds, its lengths come from the device, as its lists may.
 const clattn::AttentionMetadata& build_step(const clattn::Context& context,
                                             const clattn::Queue& queue,
                                             clattn::AttentionMetadataBuilder& builder,
                                             const CaseSpec& spec, const HostCase& host) {
   std::vector<std::int32_t> key_start_loc;
-  const clattn::CommonAttentionMetadata batch = describe_batch(spec, host, key_start_loc);
-  if (spec.bounds_above < 0) return builder.build(queue, batch, nullptr, spec.build_options);
-  const BoundedBatch bounded(batch, spec.config.block_size, spec.bounds_above);
-  const auto& metadata = builder.build(queue, bounded.batch, nullptr, spec.build_options);
-  give_lengths(context, queue, metadata, host.truth.seq_lens);
+  clattn::CommonAttentionMetadata batch = describe_batch(spec, host, key_start_loc);
+  std::optional<DeviceListBatch> lists;
+  if (spec.lists_on_device) batch = lists.emplace(batch).batch;
+  std::optional<BoundedBatch> bounded;
+  if (spec.bounds_above >= 0)
+    batch = bounded.emplace(batch, spec.config.block_size, spec.bounds_above).batch;
+  const auto& metadata = builder.build(queue, batch, nullptr, spec.build_options);
+  const bool lists_first = spec.bounds_above % 2 != 0;
+  if (lists && lists_first) lists->give(context, queue, metadata);
+  if (bounded) give_lengths(context, queue, metadata, host.truth.seq_lens);
+  if (lists && !lists_first) lists->give(context, queue, metadata);
   return metadata;
 }
 
@@ -304,6 +279,8 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   options.num_splits = spec.num_splits;
   options.split_policy = spec.split_policy;
   options.device_seq_lens = spec.bounds_above >= 0;
+  options.device_directions = spec.lists_on_device && c.use_directions;
+  options.device_trees = spec.lists_on_device && c.use_trees;
   options.side_by_side = spec.side_by_side;
   const auto builder = backend.make_builder(context, spec.planned_for.value_or(c), options);
   const auto impl = backend.make_impl(context, c);
@@ -378,6 +355,7 @@ std::string describe(const CaseSpec& spec) {
   if (spec.page_padding > 0) text += fmt::format("page padding {}; ", spec.page_padding);
   if (spec.heads_apart) text += "heads apart; ";
   if (spec.bounds_above >= 0) text += fmt::format("bounds {} above; ", spec.bounds_above);
+  if (spec.lists_on_device) text += "lists on the device; ";
   for (const Request& r : spec.requests) {
     text += fmt::format(" {}+{}", r.query_len, r.context_len);
     if (r.direction) text += fmt::format(" direction {}", static_cast<int>(*r.direction));

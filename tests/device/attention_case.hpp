@@ -49,6 +49,7 @@ struct CaseSpec {
   /// The builder knows every length but as a bound, so many tokens above it: the lengths come from
   /// the device (BuilderOptions::device_seq_lens), the further pages are poison. -1: no bounds.
   std::int32_t bounds_above = -1;
+  bool lists_on_device = false;   ///< directions or trees (BuilderOptions::device_directions)
   double mask_density = 0.6;      ///< share of keys that config.custom_mask leaves visible
   bool mask_shows_ahead = false;  ///< instead, it leaves those visible that follow the query
   bool unseen_is_nan = false;    ///< keys and values of requests that none of their queries may see

@@ -194,4 +194,37 @@ Tensor make_query(const CaseSpec& spec, HostCase& host, std::int64_t stride) {
   return query;
 }
 
+clattn::CommonAttentionMetadata describe_batch(const CaseSpec& spec, const HostCase& host,
+                                               std::vector<std::int32_t>& key_start_loc) {
+  clattn::CommonAttentionMetadata batch;
+  batch.query_start_loc = host.truth.query_start_loc;
+  batch.seq_lens = host.truth.seq_lens;
+  batch.num_reqs = static_cast<std::int32_t>(spec.requests.size());
+  batch.num_actual_tokens = static_cast<std::int32_t>(host.num_tokens);
+  if (spec.config.attn_type == clattn::AttentionType::kDecoder) batch.causal = spec.causal;
+  if (spec.causal_encoder) batch.causal = true;
+  batch.direction = host.direction;
+  if (!host.direction.empty()) batch.causal.reset();
+  batch.first_keys = host.truth.first_keys;
+  batch.keep_keys = host.truth.keep_keys;
+  if (spec.config.use_trees) {
+    batch.tree_start_loc = host.tree_start_loc;
+    batch.tree_parents = host.tree_parents;
+  }
+  if (!host.spans.empty()) {
+    batch.span_start_loc = host.span_start_loc;
+    batch.spans = host.spans;
+  }
+  if (spec.config.contiguous_kv()) {
+    key_start_loc = {0};
+    for (const std::int32_t keys : host.truth.seq_lens)
+      key_start_loc.push_back(key_start_loc.back() + keys);
+    batch.key_start_loc = key_start_loc;
+  } else {
+    batch.block_table = host.block_table;
+    batch.block_table_stride = host.truth.max_blocks;
+  }
+  return batch;
+}
+
 }  // namespace attention_test

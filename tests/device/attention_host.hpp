@@ -69,6 +69,9 @@ struct HostCase {
 };
 
 HostCase lay_out(const CaseSpec& spec);
+/// The batch of the case; `key_start_loc`: where it keeps that list, if keys have no pages.
+clattn::CommonAttentionMetadata describe_batch(const CaseSpec& spec, const HostCase& host,
+                                               std::vector<std::int32_t>& key_start_loc);
 
 /// The cache of one case: physical bits for the device, logical doubles for the oracle.
 class CacheImage {

@@ -283,6 +283,8 @@ constexpr std::array kExtras = {
     Extra{"advance_step__wg128", "cache/advance_step.cl", "-DCLA_WG_SIZE=128", "gpu"},
     Extra{"cut_queries__vec", "attention/cut_queries.cl", "-DCLA_WG_SIZE=1", "cpu"},
     Extra{"cut_queries__wg128", "attention/cut_queries.cl", "-DCLA_WG_SIZE=128", "gpu"},
+    Extra{"list_rows__vec", "attention/list_rows.cl", "-DCLA_WG_SIZE=1", "cpu"},
+    Extra{"list_rows__wg128", "attention/list_rows.cl", "-DCLA_WG_SIZE=128", "gpu"},
     Extra{"cut_tiles__vec", "attention/cut_tiles.cl", "-DCLA_WG_SIZE=1", "cpu"},
     Extra{"cut_tiles__wg128", "attention/cut_tiles.cl", "-DCLA_WG_SIZE=128", "gpu"},
     Extra{"kv_scales__vec", "cache/kv_scales.cl", "-DCLA_WG_SIZE=1 -DCLA_Q_DTYPE=0", "cpu"},

@@ -6,6 +6,7 @@
 
 #include "base/checked.hpp"
 #include "kernels/launch/step_launch.hpp"
+#include "kernels/launch/update_lists.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/copy.hpp"
 #include "opencl/recorder.hpp"
@@ -14,20 +15,15 @@ namespace clattn {
 
 namespace {
 
-std::size_t group_size_of(const detail::AttentionKernels& kernels) {
-  return detail::to_size(cache_op_work_group_size(kernels.runtime->capabilities()));
-}
-
 /// The kernel, bound to what cut_tiles.cl and cut_queries.cl share of their arguments.
 template <typename... Own>
 detail::KernelLease bind_cut(const detail::PagedStepView& step, const Buffer& seq_lens,
                              const Buffer& slot_mapping, const Own&... own) {
-  const ClaSight sight = detail::sight_of(*step.planner, step.causal != 0);
   detail::KernelLease lease = step.cut_tiles->acquire();
   lease.args(step.meta, step.splits_at, step.num_splits, step.lens_at, step.pages_at,
-             cl_int{sight.page_size}, cl_int{sight.causal}, cl_int{sight.window_left},
-             cl_int{sight.window_right}, cl_int{sight.chunk}, cl_int{sight.chunk_lookback},
-             seq_lens, slot_mapping, own...);
+             step.requests_at);
+  detail::add_sight(lease, step);
+  lease.args(seq_lens, slot_mapping, own...);
   return lease;
 }
 
@@ -42,32 +38,15 @@ detail::KernelLease bind_cut_queries(const detail::PagedStepView& step,
                   step.bounds_at, step.starts_at, step.num_lens, step.num_slots, errors);
 }
 
-/// What is updated, and by which call.
-struct Update {
-  std::string_view call;
-  const AttentionMetadata& metadata;
-  const DeviceErrors& errors;
-};
-
-/// Throws unless `buffer` holds `count` elements outside of the step's metadata: splits of a tile
-/// that met other lengths would disagree on their number.
-void require_source(const Update& update, const Buffer& buffer, std::int64_t count,
-                    std::size_t element_bytes, std::string_view name) {
-  const detail::PagedStepView& step = *update.metadata.step();
-  detail::require_size(buffer, count, element_bytes, fmt::format("{}: {}", update.call, name));
-  detail::throw_invalid_if(
-      detail::place_of(buffer.handle()).memory == detail::place_of(step.meta).memory,
-      "{}: {} lies in the step's metadata, legal: memory of its own", update.call, name);
-}
-
 /// What both calls ask of a step that takes its lengths from the device.
-void check_update(cl_command_queue queue, const Update& update, const Buffer& seq_lens,
+void check_update(cl_command_queue queue, const detail::StepUpdate& update, const Buffer& seq_lens,
                   const Buffer& slot_mapping) {
   const detail::PagedStepView& step = *update.metadata.step();
-  require_source(update, seq_lens, step.num_lens, sizeof(std::int32_t), "seq_lens");
+  detail::require_source(update, seq_lens, step.num_lens, sizeof(std::int32_t), "seq_lens");
   if (slot_mapping)
-    require_source(update, slot_mapping, step.most_tokens, sizeof(std::int64_t), "slot_mapping");
-  require_source(update, update.errors.word(), 1, sizeof(std::int32_t), "errors");
+    detail::require_source(update, slot_mapping, step.most_tokens, sizeof(std::int64_t),
+                           "slot_mapping");
+  detail::require_source(update, update.errors.word(), 1, sizeof(std::int32_t), "errors");
   detail::require_in_order(queue);
   detail::check_recordable(queue, step);
 }
@@ -101,8 +80,10 @@ void detail::enqueue_update_seq_lens(cl_command_queue queue, const AttentionMeta
   recorder_for(queue, step);
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
   const std::size_t group_size = group_size_of(*step.kernels);
+  Event* const own_event = step.list_rows == nullptr ? event : nullptr;
   bind_cut_tiles(step, lengths, from == LengthsFrom::kAdvanceStep, errors.word())
-      .enqueue(queue, ceil_div(to_size(step.num_splits), group_size), group_size, event);
+      .enqueue(queue, ceil_div(to_size(step.num_splits), group_size), group_size, own_event);
+  if (step.list_rows != nullptr) enqueue_list_rows(queue, step, {}, errors.word(), event);
 }
 
 void detail::warm_up_seq_lens(cl_command_queue queue, const AttentionKernels& kernels,
@@ -135,17 +116,20 @@ void update_query_lens(cl_command_queue queue, const AttentionMetadata& metadata
       "update_query_lens: attn_metadata: its query lengths are on the host, legal: metadata of a "
       "builder with device_query_lens");
   const detail::PagedStepView& step = *metadata.step();
-  const Update update{"update_query_lens", metadata, errors};
-  require_source(update, lengths.query_start_loc, std::int64_t{step.num_lens} + 1,
-                 sizeof(std::int32_t), "query_start_loc");
+  const detail::StepUpdate update{"update_query_lens", metadata, errors};
+  detail::require_source(update, lengths.query_start_loc, std::int64_t{step.num_lens} + 1,
+                         sizeof(std::int32_t), "query_start_loc");
   check_update(queue, update, lengths.seq_lens, lengths.slot_mapping);
   detail::recorder_for(queue, step);
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
   if (step.num_lens == 0) return;
-  const std::size_t group_size = group_size_of(*step.kernels);
+  const std::size_t group_size = detail::group_size_of(*step.kernels);
   const cl_int work_items = std::max({step.num_splits, step.num_slots, step.num_lens + 1});
+  Event* const own_event = step.list_rows == nullptr ? event : nullptr;
   bind_cut_queries(step, lengths, errors.word())
-      .enqueue(queue, detail::ceil_div(detail::to_size(work_items), group_size), group_size, event);
+      .enqueue(queue, detail::ceil_div(detail::to_size(work_items), group_size), group_size,
+               own_event);
+  if (step.list_rows != nullptr) detail::enqueue_list_rows(queue, step, {}, errors.word(), event);
 }
 
 }  // namespace clattn

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <clattn/cache_ops.hpp>
+#include <tuple>
 
 #include "base/checked.hpp"
+#include "kernels/launch/update_lists.hpp"
 #include "kernels/launch/update_seq_lens.hpp"
 
 namespace clattn::detail {
@@ -49,10 +51,11 @@ PagedBuilder::PagedBuilder(std::shared_ptr<Context> context,
   planner_.lists = rules_.lists;
   planner_.bidirectional = !may_be_causal(rules_.attn_type);
   throw_invalid_if(options_.device_query_lens && !options_.device_seq_lens,
-                   "device_query_lens: true, legal with device_seq_lens false: false");
+                   "device_query_lens: true, legal without device_seq_lens: false");
   throw_invalid_if(options_.graph_mixed && options_.graph_batch_size == 0,
-                   "graph_mixed: true, legal with graph_batch_size 0: false");
+                   "graph_mixed: true, legal without a graph_batch_size: false");
   if (options_.device_seq_lens) take_lengths_from_device();
+  take_lists_from_device();
   const bool fixed_launches = options_.device_seq_lens || options_.graph_batch_size > 0;
   planner_.fixed_groups = fixed_launches;
   if (!options_.side_by_side || fixed_launches)
@@ -123,9 +126,8 @@ void PagedBuilder::take_lengths_from_device() {
   throw_unsupported_if(rules_.attn_type != AttentionType::kDecoder,
                        "device_seq_lens: true, legal with attn_type {}: false",
                        to_string(rules_.attn_type));
-  throw_unsupported_if(rules_.lists.any(),
-                       "device_seq_lens: true, legal with use_spans, use_directions, "
-                       "use_first_keys, use_keep_keys and use_trees: false");
+  throw_unsupported_if(options_.device_query_lens && rules_.lists.trees,
+                       "device_query_lens: true, legal with use_trees: false");
   planner_.lengths_are_bounds = true;
   const std::string group =
       fmt::format("-DCLA_WG_SIZE={}", cache_op_work_group_size(context_->capabilities()));
@@ -134,6 +136,29 @@ void PagedBuilder::take_lengths_from_device() {
       options_.device_query_lens
           ? KernelSource{"attention/cut_queries.cl", "clattn_cut_queries", group}
           : KernelSource{"attention/cut_tiles.cl", "clattn_cut_tiles", group});
+}
+
+/// Steps whose listed rows follow from lists or lengths that only the device knows.
+void PagedBuilder::take_lists_from_device() {
+  ListRules& lists = planner_.lists;
+  lists.device_directions = options_.device_directions;
+  lists.device_trees = options_.device_trees;
+  const std::tuple<std::string_view, bool, std::string_view, bool> fields[] = {
+      {"device_directions", lists.device_directions, "use_directions", lists.directions},
+      {"device_trees", lists.device_trees, "use_trees", lists.trees}};
+  for (const auto& [option, is_set, use, is_used] : fields) {
+    throw_unsupported_if(is_set && !is_used, "{}: true, legal without {}: false", option, use);
+    throw_unsupported_if(is_set && rules_.attn_type != AttentionType::kDecoder,
+                         "{}: true, legal with attn_type {}: false", option,
+                         to_string(rules_.attn_type));
+  }
+  throw_unsupported_if(lists.device_directions && lists.device_trees,
+                       "device_trees: true, legal with device_directions: false");
+  const bool on_device = lists.device_directions || lists.device_trees || options_.device_seq_lens;
+  if (!on_device || !lists.any()) return;
+  view_.list_rows = context_->runtime().kernel(
+      {"attention/list_rows.cl", "clattn_list_rows",
+       fmt::format("-DCLA_WG_SIZE={}", cache_op_work_group_size(context_->capabilities()))});
 }
 
 /// What no step exceeds, or, with a graph_batch_size, no recorded step of that size.
@@ -188,6 +213,7 @@ void PagedBuilder::set_workspace_buffer(std::shared_ptr<AttentionWorkspace> work
 
 void PagedBuilder::warm_up(cl_command_queue queue) {
   if (view_.cut_tiles != nullptr) warm_up_seq_lens(queue, *kernels_, planner_, view_.cut_tiles);
+  if (view_.list_rows != nullptr) warm_up_lists(queue, *kernels_, planner_, view_.list_rows);
 }
 
 std::size_t PagedBuilder::workspace_bytes(const CommonAttentionMetadata& given) const {
@@ -248,7 +274,11 @@ BatchSummary PagedBuilder::check_batch(const CommonAttentionMetadata& batch,
 BatchSummary PagedBuilder::check_lengths(const CommonAttentionMetadata& batch) const {
   const BatchSummary summary = validate_lengths(batch, kernels_->shape.block_size, key_source());
   validate_limits(batch, summary, options_.limits);
-  check_lists(batch, rules_.lists);
+  check_lists(batch, planner_.lists);
+  throw_unsupported_if(options_.device_seq_lens && rules_.lists.spans && !batch.spans.empty(),
+                       "spans holds {} elements, legal with device_seq_lens and use_spans: none "
+                       "(only the device knows where the rows stand)",
+                       batch.spans.size());
   check_graph(batch, summary.max_query_len);
   return summary;
 }

@@ -113,6 +113,12 @@ class PagedBuilder : public AttentionMetadataBuilder {
   GraphSize graph_size(std::int32_t size) const;
   void limit_to_graphs();
   void take_lengths_from_device();
+  void take_lists_from_device();
+  /// Whether the device lists the rows of its steps.
+  bool lists_on_device() const noexcept { return view_.list_rows != nullptr; }
+  std::int64_t tree_words(std::int32_t nodes) const {
+    return rules_.lists.trees ? ceil_div(nodes, 32) : 0;
+  }
   PlanCounts largest_plan(std::int32_t graph_batch_size) const;
   std::size_t largest_step_bytes() const;
   void reserve_workspace(std::int64_t rows);
@@ -137,8 +143,10 @@ class PagedBuilder : public AttentionMetadataBuilder {
   void copy_slots(const CommonAttentionMetadata& batch, std::span<std::int64_t> slots) const;
   void bind_view(cl_command_queue queue, const CommonAttentionMetadata& batch,
                  const Layout& layout);
-  void put_query_bounds(const CommonAttentionMetadata& batch, std::span<ClaQueryBounds> bounds,
-                        std::span<std::int32_t> starts) const;
+  void put_lengths(const CommonAttentionMetadata& batch, const Layout& layout,
+                   std::span<std::byte> bytes) const;
+  void put_lists(const CommonAttentionMetadata& batch, const Layout& layout,
+                 std::span<std::byte> bytes) const;
   void publish(std::int32_t pad_size);
 
   std::shared_ptr<Context> context_;

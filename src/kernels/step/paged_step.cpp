@@ -28,6 +28,8 @@ void copy_plan(const PagedStepView& taken, const PlanOutput& output) {
       "this one's graph_batch_size, decode_threshold and limits");
   std::copy_n(taken.plan.listed.begin(), taken.planned.num_listed, output.listed.begin());
   std::copy_n(taken.plan.gap_rows.begin(), taken.planned.num_gap_ints, output.gap_rows.begin());
+  if (!output.sources.empty())
+    std::copy_n(taken.plan.sources.begin(), taken.planned.num_listed, output.sources.begin());
   std::copy_n(taken.plan.merges.begin(), taken.planned.num_merges, output.merges.begin());
 }
 
@@ -42,6 +44,11 @@ void clear_padding(const PlanCounts& planned, const PlanOutput& output) {
   }
   if (!output.splits.empty()) {
     for (ClaSplit& split : output.splits.subspan(to_size(planned.all_items()))) split = {};
+  }
+  if (!output.sources.empty()) {
+    ClaRowSource padding{};
+    padding.request = -1;
+    std::ranges::fill(output.sources.subspan(to_size(planned.num_listed)), padding);
   }
 }
 
@@ -65,13 +72,29 @@ struct PagedBuilder::Layout {
   Part<ClaListedRow> listed;
   Part<std::int32_t> gap_rows;
   Part<ClaMergeCounts> merge_counts;  ///< of recorded steps
-  Part<std::int32_t> lens;            ///< of steps that take their lengths from the device
+  Part<std::int32_t> lens;            ///< of steps that take lengths or lists from the device
+  Part<ClaSplit> splits;              ///< of steps that take their lengths from there
   Part<ClaQueryBounds> bounds;        ///< of steps that take their query lengths from there, too
-  Part<std::int32_t> starts;          ///< of the same
-  Part<ClaSplit> splits;              ///< of the same
+  Part<std::int32_t> starts;          ///< of these, or of steps that take lists from there
+  Part<ClaListedRequest> requests;    ///< of steps whose rows are listed there
+  Part<ClaRowSource> sources;         ///< of the same
+  Part<std::int32_t> tree_bits;       ///< of the same, if they have trees
   Part<std::int32_t> pages;
   std::size_t total = 0;  ///< bytes
 
+  /// Sets what the parts for the device's lengths and lists hold at most; `counts` and `num_tokens`
+  /// must be set.
+  void set_device_parts(const BuilderOptions& options, bool lists, std::int64_t num_reqs,
+                        std::int64_t tree_words) {
+    if (options.device_seq_lens || lists) lens.count = num_reqs;
+    if (options.device_seq_lens) splits.count = counts.all_items();
+    if (options.device_query_lens) bounds.count = num_reqs;
+    if (options.device_query_lens || lists) starts.count = num_reqs + 1;
+    if (!lists) return;
+    requests.count = num_reqs;
+    sources.count = counts.num_listed;
+    tree_bits.count = num_tokens * tree_words;
+  }
   bool recorded() const { return merge_counts.count > 0; }
   /// Sets the sizes that follow from `counts` and places all parts; errors call the step `owner`.
   void place(std::string_view owner) {
@@ -86,9 +109,12 @@ struct PagedBuilder::Layout {
     put(gap_rows, counts.num_gap_ints);
     put(merge_counts, merge_counts.count);
     put(lens, lens.count);
-    put(splits, lens.count > 0 ? counts.all_items() : 0);
+    put(splits, splits.count);
     put(bounds, bounds.count);
-    put(starts, bounds.count > 0 ? bounds.count + 1 : 0);
+    put(starts, starts.count);
+    put(requests, requests.count);
+    put(sources, sources.count);
+    put(tree_bits, tree_bits.count);
     put(pages, pages.count);
     // Kernels index the metadata with 32-bit ints.
     throw_invalid_if(total / kIntBytes > to_size(std::numeric_limits<cl_int>::max()),
@@ -104,6 +130,7 @@ struct PagedBuilder::Layout {
     plan.listed_at = static_cast<std::int32_t>(listed.at / sizeof(ClaListedRow));
     plan.gap_rows = gap_rows.in(bytes);
     plan.gap_rows_at = gap_rows.in_ints();
+    plan.sources = sources.in(bytes);
     for (std::size_t i = 0; i < items.size(); ++i) {
       plan.items.at(i) = items.at(i).in(bytes);
       plan.items_at.at(i) = items.at(i).in_ints();
@@ -111,6 +138,14 @@ struct PagedBuilder::Layout {
     return plan;
   }
 };
+
+/// The most nodes of a tree of the batch.
+std::int32_t most_tree_nodes(const CommonAttentionMetadata& batch) {
+  std::int32_t most = 0;
+  for (std::size_t r = 1; r < batch.tree_start_loc.size(); ++r)
+    most = std::max(most, batch.tree_start_loc[r] - batch.tree_start_loc[r - 1]);
+  return most;
+}
 
 /// Metadata bytes of the largest step within the limits. Page lists longer than a million entries
 /// (which sharing of prefixes and tiny pages make possible) are left to growth.
@@ -132,10 +167,10 @@ std::size_t PagedBuilder::largest_step_bytes() const {
   }
   Layout layout;
   layout.counts = largest_plan(options_.graph_batch_size);
-  layout.slots.count = limits.max_num_batched_tokens;
+  layout.num_tokens = layout.slots.count = limits.max_num_batched_tokens;
   layout.pages.count = recorded ? pages : std::min(pages, kPages);
-  layout.lens.count = options_.device_seq_lens ? limits.max_num_reqs : 0;
-  layout.bounds.count = options_.device_query_lens ? limits.max_num_reqs : 0;
+  layout.set_device_parts(options_, lists_on_device(), limits.max_num_reqs,
+                          tree_words(kMaxTreeNodes));
   layout.merge_counts.count = recorded ? 1 : 0;
   layout.place(owner + ": the largest step");
   return layout.total;
@@ -228,7 +263,7 @@ PagedBuilder::Layout PagedBuilder::layout_of_step(const CommonAttentionMetadata&
   layout.counts = view_.planned;
   layout.num_tokens = batch.num_actual_tokens;
   layout.pages.count = paged ? pages_at_.back() : 0;
-  layout.lens.count = options_.device_seq_lens ? batch.num_reqs : 0;
+  std::int32_t num_reqs = batch.num_reqs, most_nodes = kMaxTreeNodes;
   const bool recorded = options_.graph_batch_size > 0;
   if (recorded) {
     const std::int32_t pad_size = pad_size_of(batch);
@@ -236,9 +271,11 @@ PagedBuilder::Layout PagedBuilder::layout_of_step(const CommonAttentionMetadata&
     layout.counts = largest_plan(pad_size);
     layout.num_tokens = size.num_tokens;
     layout.merge_counts.count = 1;
-    if (options_.device_seq_lens) layout.lens.count = size.num_reqs;
+    num_reqs = size.num_reqs;
+  } else {
+    most_nodes = most_tree_nodes(batch);
   }
-  if (options_.device_query_lens) layout.bounds.count = layout.lens.count;
+  layout.set_device_parts(options_, lists_on_device(), num_reqs, tree_words(most_nodes));
   if (paged) {
     layout.slots.count = recorded || key_source() == KeySource::kOwnPages
                              ? layout.num_tokens
@@ -285,9 +322,8 @@ void PagedBuilder::build_step(cl_command_queue queue, const CommonAttentionMetad
     clear_padding(view_.planned, view_.plan);
     layout.merge_counts.in(bytes)[0] = {view_.planned.num_merges, view_.planned.most_splits};
   }
-  if (options_.device_seq_lens) std::ranges::copy(seq_lens_, layout.lens.in(bytes).begin());
-  if (options_.device_query_lens)
-    put_query_bounds(batch, layout.bounds.in(bytes), layout.starts.in(bytes));
+  put_lengths(batch, layout, bytes);
+  if (lists_on_device()) put_lists(batch, layout, bytes);
   reserve_workspace(view_.planned.num_partial_rows);
   staging_.upload(queue, layout.total, upload);
   bind_view(queue, batch, layout);
@@ -296,18 +332,47 @@ void PagedBuilder::build_step(cl_command_queue queue, const CommonAttentionMetad
   view_.kernels = kernels_.get();  // from now on it can be run
 }
 
-/// What the device checks query lengths against; `starts` are the host's until it has some.
-void PagedBuilder::put_query_bounds(const CommonAttentionMetadata& batch,
-                                    std::span<ClaQueryBounds> bounds,
-                                    std::span<std::int32_t> starts) const {
+/// Lengths and rows of requests, which are the host's until the device has some, and what the
+/// device checks its own against.
+void PagedBuilder::put_lengths(const CommonAttentionMetadata& batch, const Layout& layout,
+                               std::span<std::byte> bytes) const {
+  const auto lens = layout.lens.in(bytes), starts = layout.starts.in(bytes);
+  if (!lens.empty()) std::ranges::copy(seq_lens_, lens.begin());
+  if (starts.empty()) return;
+  std::ranges::fill(starts, batch.num_actual_tokens);
+  std::ranges::copy(query_start_loc_, starts.begin());
+  const auto bounds = layout.bounds.in(bytes);
+  if (bounds.empty()) return;
   std::ranges::fill(bounds, ClaQueryBounds{});
   QueryBounds walk(batch, planner_.most_query_len);
   for (std::size_t r = 0; r < num_reqs_; ++r) {
     bounds[r] = walk.next();
     bounds[r].pages_at = pages_at_[r];
   }
-  std::ranges::fill(starts, batch.num_actual_tokens);
-  std::ranges::copy(query_start_loc_, starts.begin());
+}
+
+/// What attention/list_rows.cl lists the rows of requests by, besides their lengths.
+void PagedBuilder::put_lists(const CommonAttentionMetadata& batch, const Layout& layout,
+                             std::span<std::byte> bytes) const {
+  const auto requests = layout.requests.in(bytes);
+  const auto tree_bits = layout.tree_bits.in(bytes);
+  std::ranges::fill(requests, ClaListedRequest{});
+  std::ranges::fill(tree_bits, 0);
+  const std::size_t words =
+      tree_bits.size() / to_size(std::max<std::int64_t>(layout.num_tokens, 1));
+  QueryBounds walk(batch, planner_.most_query_len);
+  for (std::size_t r = 0; r < num_reqs_; ++r) {
+    const auto request = static_cast<std::int32_t>(r);
+    const RequestRows own = rows_of(planner_.lists, batch, request);
+    requests[r] = {widest_rows_of(planner_.lists, batch, request, walk.next().most), own.direction,
+                   own.tree_nodes};
+    const std::int32_t first_node = own.tree.size() - own.query_len;
+    for (std::int32_t i = 0; !own.tree.empty() && i < own.query_len; ++i) {
+      const std::size_t row = to_size(query_start_loc_[r] + i);
+      set_tree_bits(own.tree, first_node + i, own.tree.begin,
+                    tree_bits.subspan(row * words, words));
+    }
+  }
 }
 
 /// Where the uploaded parts are, and what a launch asks of the batch.
@@ -326,12 +391,17 @@ void PagedBuilder::bind_view(cl_command_queue queue, const CommonAttentionMetada
   view_.bounds_at = options_.device_query_lens ? layout.bounds.in_ints() : -1;
   view_.starts_at = layout.starts.in_ints();
   view_.num_slots = static_cast<cl_int>(layout.slots.count);
+  view_.requests_at = layout.requests.in_ints();
+  view_.sources_at = layout.sources.in_ints();
+  view_.tree_bits_at = layout.tree_bits.in_ints();
+  view_.tree_words =
+      static_cast<cl_int>(layout.tree_bits.count / std::max<std::int64_t>(layout.num_tokens, 1));
   view_.workspace = workspace_.buffer.handle();
   view_.workspace_layout = layout_of(workspace_);
   // A kernel argument, so it must be the same in all recorded steps.
   view_.causal = layout.recorded() ? records_causal() : *batch.causal;
   view_.window = planner_.window;
-  view_.lists = planner_.lists;
+  view_.lists = rules_.lists;
   view_.slots_of_queries = key_source() == KeySource::kOwnPages;
   view_.has_slots = view_.slots_of_queries || !batch.slot_mapping.empty();
   view_.recordable = layout.recorded();
@@ -348,6 +418,14 @@ void PagedBuilder::bind_view(cl_command_queue queue, const CommonAttentionMetada
   for_each_list([](auto& list, const auto& kept) { list = kept; }, view_.batch, lists_);
   if (options_.device_seq_lens) view_.batch.device_lens = {view_.meta, layout.lens.at};
   if (options_.device_query_lens) view_.batch.device_starts = {view_.meta, layout.starts.at};
+  if (options_.device_directions || options_.device_trees) {
+    view_.batch.device_lists = {.buffer = view_.meta,
+                                .requests_at = layout.requests.at,
+                                .tree_bits_at = layout.tree_bits.at,
+                                .tree_words = view_.tree_words,
+                                .directions = options_.device_directions,
+                                .trees = options_.device_trees};
+  }
 }
 
 /// Writes for the graphs of this memory which of them may run, and how much of it.

@@ -30,6 +30,11 @@ struct PagedStepView {
                                           ///< the host's
   cl_int starts_at = 0;                   ///< [num_lens + 1]: the query starts that it took
   cl_int num_slots = 0;                   ///< padding included
+  std::shared_ptr<KernelPool> list_rows;  ///< of steps whose listed rows follow from the device
+  cl_int sources_at = 0;                  ///< ClaRowSource, one for each listed row
+  cl_int requests_at = 0;                 ///< ClaListedRequest [num_lens]
+  cl_int tree_bits_at = 0;                ///< [num_slots, tree_words], of trees as they were given
+  cl_int tree_words = 0;
   cl_mem workspace = nullptr;
   WorkspaceLayout workspace_layout;
   BlockBound block_ids;

@@ -225,7 +225,8 @@ std::int32_t fit_gap_split_query_len(const PlannerConfig& config, const BatchLim
         limits.max_num_batched_tokens, std::int64_t{limits.max_num_reqs} * query_len);
     return 2 * tokens <= config.max_partial_rows;
   };
-  if (!config.lists.keep_keys) return 0;
+  // A gap whose place follows from a length that only the device knows is read.
+  if (!config.lists.keep_keys || config.lengths_are_bounds) return 0;
   if (!is_deterministic(config) && fits(INT32_MAX)) return INT32_MAX;
   return fits(config.max_split_query_len) ? config.max_split_query_len : 0;
 }

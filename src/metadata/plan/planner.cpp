@@ -40,7 +40,8 @@ void for_each_tile(const PlannerConfig& config, bool wide, bool skips_gaps,
     const ClaQueryBounds given = bounds.next();
     const std::int32_t query_len = given.most;
     const std::int32_t seq_len = given.bound;
-    const RequestRows rows = config.lists.any() ? rows_of(config.lists, batch, r) : RequestRows{};
+    const RequestRows rows =
+        config.lists.any() ? widest_rows_of(config.lists, batch, r, query_len) : RequestRows{};
     const std::size_t tile_class = tile_class_of(config, wide, query_len);
     const std::int32_t limit = config.tiles[tile_class].max_item_tokens;
     const bool skips = skips_gaps && query_len <= config.gap_split_query_len;
@@ -121,6 +122,34 @@ void write_tile(const PlannerConfig& config, Tile& tile, std::int32_t pieces, st
   }
 }
 
+/// Lists the rows of a tile, as far as the host knows them, and what the device lists them from.
+void write_listed(const PlannerConfig& config, const CommonAttentionMetadata& batch, Tile& tile,
+                  const Tally& at, const PlanOutput& output) {
+  const ClaSplit& planned = tile.split;
+  const auto r = to_size(planned.request);
+  const RequestRows rows = rows_of(config.lists, batch, planned.request);
+  const std::int32_t gap_row_ints = tile.gap_ints / planned.q_count;
+  const std::int32_t gap_rows_at = output.gap_rows_at + static_cast<std::int32_t>(at.gap_ints);
+  const ClaSplit own = cla_narrow_tile(&planned, batch.query_start_loc[r], rows.query_len);
+  const std::int32_t position = rows.seq_len - own.behind;
+  if (own.behind > 0) {
+    list_rows(config, rows, position,
+              {output.listed.subspan(to_size(at.listed), to_size(own.q_count + 1)),
+               output.gap_rows.subspan(to_size(at.gap_ints), to_size(tile.gap_ints)), gap_rows_at,
+               gap_row_ints});
+  }
+  tile.split.listed = output.listed_at + static_cast<std::int32_t>(at.listed) + 1;
+  tile.q_pos = CLA_LISTED + tile.split.listed;
+  if (output.sources.empty()) return;
+  ClaRowSource* source = &output.sources[to_size(at.listed)];
+  const std::int32_t token = planned.query_len - planned.behind;
+  *source++ = {planned.request, token, planned.q_count, 0, {}};
+  for (std::int32_t i = 0; i < planned.q_count; ++i)
+    *source++ = {planned.request, token + i, 0,
+                 gap_row_ints > 0 ? gap_rows_at + i * gap_row_ints : 0,
+                 span_at(rows, position + i)};
+}
+
 /// Writes the items of a tile on both sides of a gap, as splits of one tile.
 void write_around_gap(const PlannerConfig& config, const Tile& tile, const Pieces& pieces,
                       ClaWorkItem* item) {
@@ -162,7 +191,8 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
                 const Cutter& cutter, const RebalancedCuts& rebalanced,
                 std::span<const std::int32_t> pages_at, const PlanOutput* output) {
   Tally tally;
-  tally.rows = spare_partial_rows(config);
+  const std::int64_t spare_rows = spare_partial_rows(config);
+  tally.rows = spare_rows;
   if (cutter.is_rebalanced(kRebalancedClass)) {
     tally.items[kRebalancedClass] = rebalanced.num_items();
     ClaWorkItem padding{};
@@ -187,17 +217,10 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
     const bool merges = room > 1 && !config.tiles[tile.tile_class].merges_splits;
     if (output != nullptr) {
       tile.split.pages_at = pages_at[to_size(tile.split.request)];
-      const bool is_spare = room == 1 && !tile.is_open && spare_partial_rows(config) > 0;
+      const bool is_spare = room == 1 && !tile.is_open && spare_rows > 0;
       tile.split.first_row = is_spare ? 0 : static_cast<std::int32_t>(tally.rows);
       tile.split.merge_at = merges ? output->merge_at(tally.merges) : -1;
-      if (tile.listed > 0) {
-        const RequestRows rows = rows_of(config.lists, batch, tile.split.request);
-        const auto at = static_cast<std::int32_t>(tally.listed);
-        list_rows(config, rows, tile.q_pos,
-                  output->listed_tile(at, tile.listed, static_cast<std::int32_t>(tally.gap_ints),
-                                      tile.gap_ints));
-        tile.q_pos = CLA_LISTED + output->listed_at + at + 1;
-      }
+      if (tile.listed > 0) write_listed(config, batch, tile, tally, *output);
       if (is_rebalanced) {
         write_rebalanced_tile(config, tile, rebalanced, index, output->items[kRebalancedClass]);
       } else if (ranges.kept > 0) {
@@ -267,6 +290,8 @@ void check_output(const PlannerConfig& config, const PlanCounts& counts, const P
   check("PlanOutput::merges", output.merges.size(), counts.num_merges);
   check("PlanOutput::listed", output.listed.size(), counts.num_listed);
   check("PlanOutput::gap_rows", output.gap_rows.size(), counts.num_gap_ints);
+  if (!output.sources.empty())
+    check("PlanOutput::sources", output.sources.size(), counts.num_listed);
   if (config.lengths_are_bounds)
     check("PlanOutput::splits", output.splits.size(), counts.all_items());
 }

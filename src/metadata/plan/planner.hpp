@@ -110,6 +110,7 @@ struct ListedTile {
   std::span<ClaListedRow> rows;      ///< the first one is the ClaListedItem
   std::span<std::int32_t> gap_rows;  ///< if they see keys with gaps between
   std::int32_t gap_rows_at = 0;      ///< where they will stand in the metadata, in ints
+  std::int32_t gap_row_ints = 0;     ///< of each of them
 };
 
 /// Where a plan is written: every span at least as long as the counts say, else kInvalidArgument.
@@ -119,6 +120,8 @@ struct PlanOutput {
   std::span<ClaSplit> splits = {};      ///< one for each item, if PlannerConfig::lengths_are_bounds
   std::span<ClaListedRow> listed = {};  ///< ClaListedItem as well
   std::span<std::int32_t> gap_rows = {};
+  /// What the device lists the rows anew from, one for each of `listed`; may be empty.
+  std::span<ClaRowSource> sources = {};
   /// Where items and merges will stand in the metadata, in ints; for ClaSplit.
   std::array<std::int32_t, kMaxTileClasses> items_at{};
   std::int32_t merges_at = 0;
@@ -127,11 +130,6 @@ struct PlanOutput {
 
   std::int32_t item_at(std::size_t tile_class, std::int32_t index) const {
     return items_at.at(tile_class) + index * kItemInts;
-  }
-  ListedTile listed_tile(std::int32_t first, std::int32_t count, std::int32_t first_int,
-                         std::int32_t num_ints) const {
-    return {listed.subspan(to_size(first), to_size(count)),
-            gap_rows.subspan(to_size(first_int), to_size(num_ints)), gap_rows_at + first_int};
   }
   std::int32_t merge_at(std::int64_t index) const {
     return merges_at + static_cast<std::int32_t>(index) * kMergeInts;
@@ -237,7 +235,8 @@ inline ClaSight sight_of(const PlannerConfig& config, bool causal) {
           .window_left = config.window.left,
           .window_right = config.window.right,
           .chunk = config.window.chunk,
-          .chunk_lookback = config.window.chunk_lookback};
+          .chunk_lookback = config.window.chunk_lookback,
+          .span_rule = static_cast<int>(config.lists.span_rule)};
 }
 
 /// Pages of a request that lie left of all keys that its queries see, if they are not listed.

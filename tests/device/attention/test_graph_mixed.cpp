@@ -135,7 +135,7 @@ TEST(GraphMixedSteps, WhatDoesNotFitIsRefused) {
   const Model model(context, config, kContexts, 80);
   clattn::BuilderOptions options = mixed_options(model, 1);
   EXPECT_EQ(error_text([&] { model.backend.make_builder(context, config, options); }),
-            "graph_mixed: true, legal with graph_batch_size 0: false");
+            "graph_mixed: true, legal without a graph_batch_size: false");
   AttentionState state(context, model.backend, config, options);
   {
     const auto capturing = state.graph_capture(kLargest);

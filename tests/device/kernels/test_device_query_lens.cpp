@@ -268,7 +268,7 @@ TEST(DeviceQueryLensSteps, OtherMetadataAndOptionsAreRefused) {
   options.device_query_lens = true;
   options.device_seq_lens = false;
   EXPECT_EQ(error_text([&] { model.backend.make_builder(context, config, options); }),
-            "device_query_lens: true, legal with device_seq_lens false: false");
+            "device_query_lens: true, legal without device_seq_lens: false");
   options.device_seq_lens = true;
   options.limits.max_num_reqs = 1 << 20;
   options.decode_threshold = 1 << 10;

@@ -1,39 +1,20 @@
 // Drafts in a tree, in every kernel family: a row sees what leads to it. What no row of a request
 // sees is NaN.
 #include <algorithm>
-#include <random>
 
 #include "device/masks.hpp"
+#include "device/tree_cases.hpp"
 
 namespace {
 
 using attention_test::CaseResult;
 using attention_test::CaseSpec;
+using attention_test::chain_of;
 using attention_test::Keys;
+using attention_test::Parents;
 using attention_test::Request;
-using Parents = std::vector<std::int32_t>;
-
-Request with_tree(Parents parents, Request request) {
-  request.parents = std::move(parents);
-  return request;
-}
-
-Parents chain_of(std::int32_t nodes) {
-  Parents parents;
-  for (std::int32_t node = 0; node < nodes; ++node) parents.push_back(node - 1);
-  return parents;
-}
-
-/// Parents not far back, so that there are long paths, and now and then another root.
-Parents random_tree(std::int32_t nodes, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  Parents parents = {-1};
-  for (std::int32_t node = 1; node < nodes; ++node) {
-    std::uniform_int_distribution<std::int32_t> back(1, std::min(node + node % 29 / 28, 6));
-    parents.push_back(std::max(node - back(random), -1));
-  }
-  return parents;
-}
+using attention_test::requests_with_trees;
+using attention_test::with_tree;
 
 class Trees : public attention_test::Masks {
  protected:
@@ -45,20 +26,6 @@ class Trees : public attention_test::Masks {
     spec.causal_encoder = true;
     spec.unseen_is_nan = true;
     return spec;
-  }
-  /// Requests with trees of every size between those without.
-  static std::vector<Request> mixed() {
-    return {{1, 0},
-            {1, 130},
-            with_tree({-1}, {1, 60}),
-            with_tree({-1, 0, 0, 1}, {4, 61}),
-            with_tree({-1, 0, 0, 1}, {2, 100}),
-            with_tree(chain_of(7), {7, 90}),
-            {35, 170},
-            with_tree(random_tree(64, 1), {64, 40}),
-            with_tree(random_tree(65, 2), {65, 0}),
-            with_tree(random_tree(256, 3), {256, 33}),
-            with_tree(random_tree(50, 4), {20, 200})};
   }
 };
 
@@ -121,7 +88,7 @@ TEST_P(Trees, T27_T31_ChainsHaveTheBitsOfCausality) {
 TEST_P(Trees, T32_TreesOfAllSizesOverPagesOfAllSizes) {
   for (const std::int32_t window : {0, 5, 100}) {
     CaseSpec spec = plain(window);
-    spec.requests = mixed();
+    spec.requests = requests_with_trees();
     spec.num_splits = window == 5 ? 0 : 3;
     for (const std::int32_t page : {1, 5, 16, 544}) {
       spec.config.block_size = page;
@@ -134,7 +101,7 @@ TEST_P(Trees, AlibiCountsAlongThePath) {
   for (const std::int32_t window : {0, 9}) {
     CaseSpec spec = plain(window);
     spec.config.alibi_slopes = {0.5F, 0.25F, 0.125F, -0.0625F};
-    spec.requests = mixed();
+    spec.requests = requests_with_trees();
     for (const std::int32_t page : {5, 16}) {
       spec.config.block_size = page;
       spec.num_splits = page == 5 ? 3 : 0;
@@ -149,7 +116,7 @@ TEST_P(Trees, WithMaskCapSinksAlibiAndOtherLists) {
   spec.config.logits_soft_cap = 20;
   spec.config.sinks = {0.5F, -1, 2, 0};
   spec.config.alibi_slopes = {0.5F, 0.25F, 0.125F, -0.0625F};
-  spec.requests = mixed();
+  spec.requests = requests_with_trees();
   spec.requests[6].spans = {{100, 190}};
   spec.requests[7].first_key = 17;
   expect_right(spec);

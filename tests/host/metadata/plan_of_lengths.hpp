@@ -19,7 +19,7 @@ struct SplitOfLengths {
       const std::int32_t begin = batch.query_start_loc[request];
       split = cla_narrow_tile(&planned, begin, batch.query_start_loc[request + 1] - begin);
     }
-    cut = cla_cut_tile(&split, &sight, batch.seq_lens[request]);
+    cut = cla_cut_tile(&split, &sight, {}, batch.seq_lens[request]);
   }
   ClaWorkItem item(std::int32_t block_size) const {
     return cla_item_of(&split, cut.q_pos, cut.keys, block_size, cut.num_splits);

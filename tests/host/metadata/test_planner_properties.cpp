@@ -354,6 +354,64 @@ TEST(PlannerProperties, PlansByBoundsServeAllQueryLengths) {
       3000);
 }
 
+/// A batch by the bounds of which a plan is made, and one that the device may turn it into.
+struct ListedOnDevice {
+  Batch bounded, batch;
+  explicit ListedOnDevice(PlannerConfig& config) : bounded(any_listed_batch(config)) {
+    bounded.spans.clear();
+    bounded.span_start_loc.clear();
+    config.lists.device_directions = config.lists.directions && *rc::gen::arbitrary<bool>();
+    if (config.lists.device_directions) bounded.direction.clear();
+    batch = bounded;
+    for (std::size_t r = 0; r < batch.seq_lens.size(); ++r) {
+      const std::int32_t queries = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
+      batch.seq_lens[r] = between(queries, batch.seq_lens[r]);
+      if (config.lists.device_directions)
+        batch.direction.push_back(
+            one_of({Direction::kBothWays, Direction::kCausal, Direction::kCanvas}));
+    }
+  }
+};
+
+// Whatever lengths and directions the device has, a tile's keys hold all that its rows then see,
+// and there is an item for each of its splits.
+TEST(PlannerProperties, TilesHoldWhateverRowsSeeByListsOfTheDevice) {
+  int num_listed = 0;
+  expect_property(
+      [&] {
+        PlannerConfig config = any_config();
+        const ListedOnDevice made(config);
+        config.split_policy = one_of({SplitPolicy::kBalanced, SplitPolicy::kDeterministic});
+        config.fixed_groups = config.lengths_are_bounds = true;
+        config.max_partial_rows = std::int64_t{1} << 30;
+        config.gap_split_query_len = 0;
+        std::string problem;
+        const Plan planned = test::make_plan(config, made.bounded, &problem);
+        RC_ASSERT(problem == "");
+        const ClaSight sight = sight_of(config, made.batch.causal);
+        for (const ClaSplit& split : planned.splits) {
+          if (split.listed == 0 || split.split > 0) continue;
+          ++num_listed;
+          const std::int32_t length = made.batch.seq_lens[static_cast<std::size_t>(split.request)];
+          const ClaCut cut = cla_cut_tile(
+              &split, &sight,
+              widest_rows_of(config.lists, made.bounded.view(), split.request, split.query_len),
+              length);
+          RC_ASSERT(cut.num_splits <=
+                    std::ranges::count(planned.splits, split.listed, &ClaSplit::listed));
+          for (std::int32_t i = 0; i < split.q_count; ++i) {
+            const test::LookingRow row(config, made.batch, split.request,
+                                       length - split.behind + i);
+            for (std::int32_t key = 0; key < length; ++key)
+              RC_ASSERT(!row.sees(key) ||
+                        (cut.keys.first <= key && key < cut.keys.first + cut.keys.count));
+          }
+        }
+      },
+      3000);
+  EXPECT_GT(num_listed, 1000);
+}
+
 TEST(PlannerProperties, FittedDeterministicPlansAreNeverRefused) {
   expect_property([] {
     PlannerConfig config = any_config();
