@@ -185,6 +185,11 @@ typedef struct ClattnStepOptions {
                                 only with device_seq_lens */
   int32_t graph_mixed;       /**< other than 0, for clattn_graph_state_create(): sizes of recorded
                                 steps count query tokens, of any requests (BuilderOptions) */
+  int32_t device_directions; /**< other than 0: clattn_update_lists() takes the directions of
+                                requests from the device; ClattnBatchInfo.direction is NULL */
+  int32_t device_trees;      /**< other than 0: it takes trees of drafts from the device;
+                                ClattnBatchInfo.tree_start_loc says how many nodes they have at
+                                most, and tree_parents is NULL */
 } ClattnStepOptions;
 
 /** The metadata of the last batch that it was built for; for one queue. */

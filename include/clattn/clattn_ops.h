@@ -168,6 +168,22 @@ CLATTN_C_API ClattnResult clattn_update_query_lens(const ClattnQueue* queue, con
                                                    const ClattnBuffer* slot_mapping,
                                                    ClattnDeviceErrors* errors, ClattnEvent* event);
 
+/** clattn::DeviceLists; what the step has no option for is NULL. */
+typedef struct ClattnDeviceLists {
+  uint32_t struct_size;
+  int32_t tree_bits_stride;       /**< words of a row of tree_bits */
+  const ClattnBuffer* direction;  /**< u8 [num_reqs], with ClattnStepOptions.device_directions: 0 =
+                                     both ways, 1 = causal, 2 = a canvas */
+  const ClattnBuffer* tree_sizes; /**< i32 [num_reqs], with ClattnStepOptions.device_trees: nodes,
+                                     0 = no tree */
+  const ClattnBuffer* tree_bits;  /**< u32 [num_actual_tokens, tree_bits_stride], with it: the nodes
+                                     that each node sees, lowest bit first */
+} ClattnDeviceLists;
+/** Gives a step with device_directions or device_trees its lists (clattn::update_lists). */
+CLATTN_C_API ClattnResult clattn_update_lists(const ClattnQueue* queue, const ClattnStep* step,
+                                              const ClattnDeviceLists* lists,
+                                              ClattnDeviceErrors* errors, ClattnEvent* event);
+
 /** A decode batch whose metadata lies on the device, one query token a row (clattn::AdvanceStep,
    AdvanceStepPages). */
 typedef struct ClattnAdvanceStep {

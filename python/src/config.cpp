@@ -64,7 +64,11 @@ void bind_builder_options(nb::module_& module) {
       .def_rw("device_seq_lens", &O::device_seq_lens,
               "The lengths of a step are known on the device alone: update_seq_lens().")
       .def_rw("device_query_lens", &O::device_query_lens,
-              "So are the query tokens of its decodes: update_query_lens().");
+              "So are the query tokens of its decodes: update_query_lens().")
+      .def_rw("device_directions", &O::device_directions,
+              "The directions of its requests are known on the device alone: update_lists().")
+      .def_rw("device_trees", &O::device_trees,
+              "So are trees of drafts; a batch's tree_start_loc says how large they are at most.");
 }
 
 }  // namespace

@@ -303,6 +303,44 @@ def test_query_lengths_from_the_device(context, queue, layer):
         errors.check(queue)
 
 
+def test_lists_from_the_device(context, queue, layer):
+    layer.config.use_directions = layer.config.use_trees = True
+    impl = layer.backend.make_impl(context, layer.config)
+    key, value = layer.rows(9, 2, 1.0), layer.rows(9, 2, 1.0)
+    slots = layer.batch.slots(0, np.arange(9))
+    clattn.reshape_and_cache_flash(context, queue, key, value, layer.cache, slots, "f32")
+    query = layer.rows(3, 8, 1.0)
+    errors = clattn.DeviceErrors(context, queue)
+    table = layer.batch.block_table[:1]
+
+    def rows(options, lists, **batch):
+        builder = layer.backend.make_builder(context, layer.config, options)
+        step = clattn.CommonAttentionMetadata([0, 3], [9], table, **batch)
+        metadata = builder.build(queue, step)
+        if lists:
+            clattn.update_lists(queue, metadata, errors, **lists)
+        output = np.empty_like(query)
+        impl.forward(queue, query, output, layer.cache, metadata)
+        return output
+
+    plain, by_direction = clattn.BuilderOptions(), clattn.BuilderOptions(device_directions=True)
+    for direction in (0, 1, 2):
+        got = rows(by_direction, {"direction": [direction]})
+        np.testing.assert_allclose(got, rows(plain, {}, direction=[direction]), atol=2e-5)
+    errors.check(queue)
+    by_trees = clattn.BuilderOptions(device_trees=True)
+    lists = {"tree_sizes": [3], "tree_bits": [1, 3, 5], "tree_bits_stride": 1}
+    got = rows(by_trees, lists, tree_start_loc=[0, 4])
+    want = rows(plain, {}, tree_start_loc=[0, 3], tree_parents=[-1, 0, 0])
+    np.testing.assert_allclose(got, want, atol=2e-5)
+    errors.check(queue)
+    with pytest.raises(clattn.InvalidArgument, match="tree_sizes is missing"):
+        rows(by_trees, {"direction": None}, tree_start_loc=[0, 4])
+    rows(by_direction, {"direction": [3]})
+    with pytest.raises(clattn.InvalidArgument, match="request 0 was left out: its direction"):
+        errors.check(queue)
+
+
 def test_advance_steps(context, queue):
     given = {
         "input_tokens": np.array([1, 2, 3], np.int64),

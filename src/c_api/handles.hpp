@@ -127,8 +127,8 @@ void take_lists(const Given& given, std::size_t count, const char* name, Taken& 
   if (given.first_keys != nullptr) taken.first_keys = {given.first_keys, count};
   if (given.keep_keys != nullptr) taken.keep_keys = {given.keep_keys, count};
   const auto take = [&](const char* list, const std::int32_t* starts, const char* field,
-                        const std::int32_t* values, std::size_t width, auto& taken_starts,
-                        auto& taken_values) {
+                        const std::int32_t* values, std::size_t width, bool is_optional,
+                        auto& taken_starts, auto& taken_values) {
     detail::throw_invalid_if(values != nullptr && starts == nullptr,
                              "{}: {} is null, legal with {}: {} elements", name, list, field,
                              count + 1);
@@ -136,13 +136,14 @@ void take_lists(const Given& given, std::size_t count, const char* name, Taken& 
     taken_starts = {starts, count + 1};
     detail::throw_invalid_if(starts[count] < 0, "{}: {}[{}] is {}, legal: >= 0", name, list, count,
                              starts[count]);
+    if (values == nullptr && is_optional) return;
     const std::string what = std::string(name) + ": " + field;
     taken_values = elements(values, width * static_cast<std::size_t>(starts[count]), what.c_str());
   };
-  take("span_start_loc", given.span_start_loc, "spans", given.spans, 2, taken.span_start_loc,
+  take("span_start_loc", given.span_start_loc, "spans", given.spans, 2, false, taken.span_start_loc,
        taken.spans);
-  take("tree_start_loc", given.tree_start_loc, "tree_parents", given.tree_parents, 1,
-       taken.tree_start_loc, taken.tree_parents);
+  take("tree_start_loc", given.tree_start_loc, "tree_parents", given.tree_parents, 1, true,
+       taken.tree_start_loc, taken.tree_parents);  // the device may know the parents
 }
 
 /// What `convert` makes of each element of an array argument.

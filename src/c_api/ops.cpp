@@ -239,6 +239,22 @@ ClattnResult clattn_update_query_lens(const ClattnQueue* queue, const ClattnStep
   });
 }
 
+ClattnResult clattn_update_lists(const ClattnQueue* queue, const ClattnStep* step,
+                                 const ClattnDeviceLists* lists, ClattnDeviceErrors* errors,
+                                 ClattnEvent* event) {
+  return guarded([&] {
+    const Queue& on = held(queue);
+    const AttentionMetadata& metadata = metadata_of(step);
+    const ClattnDeviceLists& given = read(lists, "lists");
+    update_lists(on, metadata,
+                 {.direction = buffer_of(given.direction),
+                  .tree_sizes = buffer_of(given.tree_sizes),
+                  .tree_bits = buffer_of(given.tree_bits),
+                  .tree_bits_stride = given.tree_bits_stride},
+                 held(errors), event_of(event));
+  });
+}
+
 ClattnResult clattn_advance_step(const ClattnContext* context, const ClattnQueue* queue,
                                  const ClattnAdvanceStep* advance, ClattnDeviceErrors* errors,
                                  ClattnEvent* event) {

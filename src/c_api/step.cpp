@@ -53,6 +53,8 @@ BuilderOptions clattn::c_api::builder_options_of(const ClattnStepOptions* given_
   options.side_by_side = given.side_by_side != -1;
   options.device_seq_lens = given.device_seq_lens != 0;
   options.device_query_lens = given.device_query_lens != 0;
+  options.device_directions = given.device_directions != 0;
+  options.device_trees = given.device_trees != 0;
   options.graph_mixed = given.graph_mixed != 0;
   options.disable_cascade_attn = given.disable_cascade_attn != 0;
   if (given.workspace != nullptr) options.workspace = given.workspace->held;

@@ -64,6 +64,7 @@ void test_caches(const Fixture* fixture);
 void test_steps(const Fixture* fixture);
 void test_forward(const Fixture* fixture);
 void test_lists(const Fixture* fixture);
+void test_device_lists(const Fixture* fixture);
 void test_refusals(const Fixture* fixture);
 void test_sessions(const Fixture* fixture);
 void test_graphs(const Fixture* fixture);

@@ -91,7 +91,8 @@ static void test_update_queries(const Fixture* fixture) {
   EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
   EXPECT_OK(clattn_cache_create(layer, fixture->queue, 4, NULL, &cache));
   EXPECT_OK(clattn_layer_bind_cache(layer, cache));
-  EXPECT_INVALID(clattn_step_create(layer, &options, &step), "device_query_lens: true, legal with");
+  EXPECT_INVALID(clattn_step_create(layer, &options, &step),
+                 "device_query_lens: true, legal without");
   options.device_seq_lens = 1;
   EXPECT_OK(clattn_step_create(layer, &options, &step));
   EXPECT_OK(clattn_step_warm_up(step, fixture->queue));

@@ -45,6 +45,7 @@ int main(void) {
   test_steps(&fixture);
   test_forward(&fixture);
   test_lists(&fixture);
+  test_device_lists(&fixture);
   test_refusals(&fixture);
   test_sessions(&fixture);
   test_graphs(&fixture);

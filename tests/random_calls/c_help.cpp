@@ -50,6 +50,8 @@ ClattnStepOptions step_options(Dice& dice) {
   options.device_seq_lens = dice.one_in(8);
   options.device_query_lens = dice.one_in(16);
   options.graph_mixed = dice.one_in(16);
+  options.device_directions = dice.one_in(16);
+  options.device_trees = dice.one_in(16);
   return options;
 }
 

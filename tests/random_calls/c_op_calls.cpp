@@ -107,6 +107,14 @@ static void change_lengths(World& world) {
                                          any_buffer(world), any_buffer(world), nullptr,
                                          c.errors.get(), c.event.get()));
   }
+  if (c.step != nullptr && world.dice.one_in(3)) {
+    auto lists = sized<ClattnDeviceLists>(world.dice);
+    lists.tree_bits_stride = static_cast<std::int32_t>(world.dice.below(4));
+    for (const ClattnBuffer** const field : {&lists.direction, &lists.tree_sizes, &lists.tree_bits})
+      if (world.dice.one_in(2)) *field = any_buffer(world);
+    return tell(clattn_update_lists(maybe(world.dice, c.queue), c.step.get(), &lists,
+                                    c.errors.get(), c.event.get()));
+  }
   auto advance = sized<ClattnAdvanceStep>(world.dice);
   advance.num_seqs = static_cast<std::int32_t>(world.dice.below(9));
   advance.num_queries = static_cast<std::int32_t>(world.dice.below(9));

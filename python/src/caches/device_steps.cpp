@@ -161,6 +161,26 @@ void bind_device_steps(nb::module_& module) {
       "slot_mapping"_a = nb::none(),
       "Gives a step of a builder with device_query_lens its rows int32 [num_reqs + 1] and lengths\n"
       "int32 [num_reqs]; slots as for update_seq_lens().");
+  module.def(
+      "update_lists",
+      [](const Queue& queue, const AttentionMetadata& metadata, Errors& errors,
+         nb::handle direction, nb::handle tree_sizes, nb::handle tree_bits,
+         std::int64_t tree_bits_stride) {
+        CallTensors tensors(*errors.context, queue);
+        const DeviceLists lists{
+            .direction = tensors.values<std::uint8_t>(direction, "direction"),
+            .tree_sizes = tensors.values<std::int32_t>(tree_sizes, "tree_sizes"),
+            .tree_bits = tensors.values<std::uint32_t>(tree_bits, "tree_bits"),
+            .tree_bits_stride = tree_bits_stride};
+        return tensors.run(
+            [&](Event* event) { update_lists(queue, metadata, lists, errors.errors, event); });
+      },
+      "queue"_a, "metadata"_a, "errors"_a, nb::kw_only(), "direction"_a = nb::none(),
+      "tree_sizes"_a = nb::none(), "tree_bits"_a = nb::none(), "tree_bits_stride"_a = 0,
+      "Gives a step of a builder with device_directions the direction of each request, uint8\n"
+      "[num_reqs] (0 = both ways, 1 = causal, 2 = a canvas); of one with device_trees how many\n"
+      "nodes its tree has, int32 [num_reqs] (0 = none), and which nodes each query token sees,\n"
+      "uint32 words of a flat [num_actual_tokens * tree_bits_stride], lowest bit first.");
   bind_advance(module);
 }
 
