@@ -44,6 +44,16 @@ const std::vector<Option>& options() {
          s.first_token_overflows = true;
        }},
       {"Mask", [](CaseSpec& s) { s.config.custom_mask = true; }},
+      {"KeptKeysBeforeAWindowWithSlopes",
+       [](CaseSpec& s) {
+         s.config.use_keep_keys = true;
+         s.config.sliding_window = 20;
+         for (int head = 0; head < s.config.num_heads; ++head)
+           s.config.alibi_slopes.push_back(0.02F * static_cast<float>(head + 1));
+         for (auto& request : s.requests)
+           request.keep_keys = std::min(5, request.query_len + request.context_len);
+         s.unseen_is_nan = true;
+       }},
       {"CapSlopesSinks",
        [](CaseSpec& s) {
          s.config.logits_soft_cap = 20;
