@@ -33,13 +33,13 @@ std::vector<double> vector_of(const std::vector<double>& rows, std::int64_t row,
 
 /// A row of a state and the variance of its errors: one for all elements, or for each where they
 /// decay apart.
-struct Row {
+struct StateRow {
   std::vector<double> s, var;
   double largest_term = 0;  // of the rank-one terms in it, decayed
 };
 
 /// What all rows of a head take of a token.
-struct Token {
+struct StateToken {
   std::vector<double> q, k, decay;  // decay: one, or of each element
   double beta = 1, kk = 0, qq = 0;
 };
@@ -53,11 +53,11 @@ class Head {
     single_ = single / 3;
   }
 
-  Token token(std::int64_t t) const {
+  StateToken token(std::int64_t t) const {
     const std::int64_t key_head = head_ / (call_.num_v_heads / call_.num_k_heads);
     const std::int64_t row = t * call_.num_k_heads + key_head;
     const std::int64_t gate = t * call_.num_v_heads + head_;
-    Token token{vector_of(call_.query, row, size_, call_.l2_norm),
+    StateToken token{vector_of(call_.query, row, size_, call_.l2_norm),
                 vector_of(call_.key, row, size_, call_.l2_norm),
                 {},
                 1,
@@ -73,7 +73,7 @@ class Head {
   }
 
   /// One token of row v of the head's state, whose output goes to `out`.
-  void step(const Token& token, std::int64_t t, std::int32_t v, Row& row, JudgedTensor& out) const {
+  void step(const StateToken& token, std::int64_t t, std::int32_t v, StateRow& row, JudgedTensor& out) const {
     const bool one = token.decay.size() == 1;
     const auto count = static_cast<double>(size_);
     double p = 0, spread = 0;
@@ -108,7 +108,7 @@ class Head {
   }
 
  private:
-  void output(const Token& token, std::int64_t place, const Row& row, JudgedTensor& out) const {
+  void output(const StateToken& token, std::int64_t place, const StateRow& row, JudgedTensor& out) const {
     double sum = 0, squares = 0, var = 0, size = 0;
     for (std::int32_t i = 0; i < size_; ++i) {
       const double term = row.s[at(i)] * token.q[at(i)];
@@ -133,7 +133,7 @@ class Head {
 };
 
 /// Stores a row of a state to a page and what it may be off by.
-void store(const Row& row, const RecurrentRounding& rounding, std::int64_t begin,
+void store(const StateRow& row, const RecurrentRounding& rounding, std::int64_t begin,
            JudgedTensor& states) {
   for (std::size_t i = 0; i < row.s.size(); ++i) {
     const std::size_t to = at(begin) + i;
@@ -156,9 +156,9 @@ void run_request(const DeltaRuleCase& call, const RecurrentRounding& rounding, s
     const auto place = [&](std::int64_t slot, std::int64_t v) {
       return ((slot * call.num_v_heads + head) * call.head_v_dim + v) * row_size;
     };
-    std::vector<Row> rows(at(call.head_v_dim));
+    std::vector<StateRow> rows(at(call.head_v_dim));
     for (std::int32_t v = 0; v < call.head_v_dim; ++v) {
-      Row& row = rows[at(v)];
+      StateRow& row = rows[at(v)];
       row.var.assign(call.decay_by_channel ? at(row_size) : 1, 0.0);
       row.s.assign(at(row_size), 0.0);
       if (of.has_initial_state[at(request)] == 0) continue;
@@ -167,7 +167,7 @@ void run_request(const DeltaRuleCase& call, const RecurrentRounding& rounding, s
     }
     for (std::int32_t i = 0; i < tokens; ++i) {
       const std::int64_t t = of.query_start_loc[at(request)] + i;
-      const Token token = rule.token(t);
+      const StateToken token = rule.token(t);
       const std::int32_t slot = of.slot_written(request, i);
       for (std::int32_t v = 0; v < call.head_v_dim; ++v) {
         rule.step(token, t, v, rows[at(v)], result.out);

@@ -32,6 +32,7 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("capture", "base files shared")
     room_may("kernels", "base metadata tuning opencl capture shared")
     room_may("kv_cache", "base opencl capture kernels shared")
+    room_may("recurrent", "base opencl kernels kv_cache shared")
     room_may("backends", "base metadata opencl capture kernels kv_cache shared")
     room_may("attention", "base metadata opencl capture kernels kv_cache backends shared")
     room_may("compat", "base metadata opencl capture kernels kv_cache backends shared")
@@ -48,7 +49,9 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("kernels_cl/tile", "tile core shared")    # units, whatever is computed by them
     room_may("kernels_cl/attention", "attention tile core shared")
     room_may("kernels_cl/cache", "cache core shared")
-    own = "base files metadata tuning opencl capture kernels kv_cache backends attention"
+    room_may("kernels_cl/recurrent", "recurrent core shared")
+    own = "base files metadata tuning opencl capture kernels kv_cache recurrent backends"
+    own = own " attention"
     own = own " compat c_api program bench python"
     only("clattn/", own " ceilings include")
     only("clattn/compat/", "compat c_api program bench python include")

@@ -17,6 +17,7 @@
 #include "opencl/device/device_info.hpp"
 #include "opencl/device/matrix_units.hpp"
 #include "opencl/program/source.hpp"
+#include "tools/extra_kernels.hpp"
 
 namespace {
 
@@ -234,13 +235,6 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
 
 /// Kernels that no variant row names. The sub-group probe is not among them: not compiling is an
 /// answer that it gives. CLA_PTX=1 marks inline PTX, as in the variants.
-struct Extra {
-  const char* name;
-  const char* file;
-  const char* options;
-  const char* kind;
-  const char* unit = "";  ///< what it includes as tile/unit.clh
-};
 constexpr std::array kExtras = {
     Extra{"ceilings__vec", "tile/ceilings.cl", "-DCLA_WG_SIZE=1 -DCLA_VEC=16", "cpu"},
     Extra{"ceilings__wg256", "tile/ceilings.cl", "-DCLA_WG_SIZE=256 -DCLA_VEC=4", "gpu"},
@@ -343,9 +337,11 @@ int main(int argc, char** argv) {
     std::filesystem::create_directories(argv[1]);
     for (const Variant& variant : clattn::detail::variants()) dump(argv[1], variant);
     dump_self_tests(argv[1]);
-    for (const Extra& extra : kExtras) {
+    const auto dump_extra = [&](const Extra& extra) {
       write_kernel(argv[1], extra.name, extra.file, extra.options, extra.kind, extra.unit);
-    }
+    };
+    for (const Extra& extra : kExtras) dump_extra(extra);
+    for (const Extra& extra : kRecurrentKernels) dump_extra(extra);
   } catch (const std::exception& error) {
     fmt::print(stderr, "clattn_dump_kernels: {}\n", error.what());
     return 1;

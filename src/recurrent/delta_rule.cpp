@@ -1,0 +1,235 @@
+#include "recurrent/delta_rule.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "kv_cache/op_kernel.hpp"
+#include "opencl/device/device_info.hpp"
+
+namespace clattn {
+
+namespace detail {
+
+namespace {
+
+/// Requests without drafts of so many tokens are worth a chunk.
+constexpr std::int32_t kChunkTokens = 16;
+
+std::string shared_options(const DeltaRuleCall& rule, DType states, int vector) {
+  const auto flag = [](bool set) { return set ? 1 : 0; };
+  return fmt::format(
+      "{} -DCLA_GATE_DTYPE={} -DCLA_GATES={} -DCLA_RULE={} -DCLA_BY_CHANNEL={} "
+      "-DCLA_LOWER_BOUND={} -DCLA_HAS_BIAS={} -DCLA_SOFTPLUS={} -DCLA_L2_NORM={} -DCLA_SKIP={} "
+      "-DCLA_HAS_Z={} -DCLA_K_DIM={} -DCLA_V_DIM={} -DCLA_VEC={}",
+      dtype_options(rule.dtype, states), static_cast<int>(rule.gate_dtype),
+      static_cast<int>(rule.gates), static_cast<int>(rule.rule), flag(rule.by_channel),
+      flag(rule.lower_bound), flag(static_cast<bool>(rule.dt_bias)), flag(rule.softplus),
+      flag(rule.l2_norm), flag(static_cast<bool>(rule.d)), flag(rule.z != nullptr), rule.head_k_dim,
+      rule.head_v_dim, vector);
+}
+
+/// A kernel and the groups that a head of a request needs.
+struct HeadKernel {
+  OpKernel kernel;
+  std::int32_t splits = 1;
+};
+
+HeadKernel loop_kernel(const Context& context, const DeltaRuleCall& rule,
+                       const std::string& options, int vector) {
+  const auto group = static_cast<std::int32_t>(cache_op_work_group_size(context.capabilities()));
+  constexpr std::int32_t kMostLanes = 16, kRows = 16;
+  std::int32_t lanes = group == 1 ? 1 : kMostLanes;
+  while (group % lanes != 0 || rule.head_k_dim / vector % lanes != 0) lanes /= 2;
+  const std::int32_t lane_rows = std::max(kRows / (group / lanes), 1);
+  return {op_kernel(context, "clattn_delta_rule_loop", "recurrent/delta_rule_loop.cl",
+                    fmt::format("{} -DCLA_LANES={} -DCLA_LANE_ROWS={}", options, lanes, lane_rows)),
+          ceil_div(rule.head_v_dim, group / lanes * lane_rows)};
+}
+
+/// Local memory of a chunk (kernels_cl/recurrent/delta_rule_chunk.cl), bytes.
+std::int64_t chunk_bytes(const DeltaRuleCall& rule, std::int64_t chunk, std::int64_t rows) {
+  const std::int64_t keys = chunk * rule.head_k_dim * (rule.by_channel ? 4 : 2);
+  const std::int64_t small = rule.by_channel ? 4 : 5;
+  return (rule.head_k_dim * rows + chunk * rows + keys + 2 * chunk * chunk + small * chunk) * 4;
+}
+
+/// None where no chunk has room.
+std::optional<HeadKernel> chunk_kernel(const Context& context, const DeltaRuleCall& rule,
+                                       const std::string& options, int vector) {
+  const DeviceCapabilities& device = context.capabilities();
+  const std::int32_t group = cache_op_work_group_size(device);
+  struct Sizes {
+    std::int32_t chunk, rows;
+  };
+  for (const Sizes sizes : std::array{Sizes{16, 32}, Sizes{16, 16}, Sizes{8, 32}, Sizes{8, 16}}) {
+    if (rule.head_v_dim % sizes.rows != 0 || (group != 1 && group % sizes.rows != 0)) continue;
+    const auto bytes = static_cast<std::uint64_t>(chunk_bytes(rule, sizes.chunk, sizes.rows));
+    if (bytes > device.static_local_mem_bytes) continue;
+    return HeadKernel{op_kernel(context, "clattn_delta_rule_chunk", "recurrent/delta_rule_chunk.cl",
+                                fmt::format("{} -DCLA_CHUNK={} -DCLA_ROWS={} -DCLA_ROW_VEC={} "
+                                            "-DCLA_TOKEN_BLOCK={}",
+                                            options, sizes.chunk, sizes.rows,
+                                            group == 1 ? vector : 1, vector == 16 ? 8 : 4)),
+                      rule.head_v_dim / sizes.rows};
+  }
+  return std::nullopt;
+}
+
+void enqueue_rule(const RecurrentCall& call, const DeltaRuleCall& rule, const HeadKernel& kernel,
+                  const StateView& states, Event* event) {
+  KernelLease lease = kernel.kernel.pool->acquire();
+  lease.arg(rule.terms);
+  bind_lists(lease, call.metadata);
+  lease.args(rule.query, rule.key, rule.value, rule.out, rule.decay, rule.beta, rule.a_log,
+             rule.dt_bias, rule.d, rule.z, states.buffer);
+  const std::size_t heads =
+      checked_mul(to_size(call.metadata.num_reqs), to_size(rule.num_v_heads), call.name);
+  lease.enqueue(call.queue, checked_mul(heads, to_size(kernel.splits), call.name),
+                kernel.kernel.group_size, event);
+}
+
+}  // namespace
+
+void check_heads(const RecurrentCall& call, const DeltaRuleCall& rule) {
+  const auto name = [&](std::string_view field) { return fmt::format("{}: {}", call.name, field); };
+  constexpr std::int32_t kMostHeads = 1 << 16;  // 32-bit numbers of rows in kernels
+  check_between(name("num_k_heads"), rule.num_k_heads, 1, kMostHeads);
+  check_between(name("num_v_heads"), rule.num_v_heads, 1, kMostHeads);
+  throw_invalid_if(rule.num_v_heads % rule.num_k_heads != 0,
+                   "{}: num_v_heads is {}, legal: multiples of num_k_heads, {}", call.name,
+                   rule.num_v_heads, rule.num_k_heads);
+  for (const auto& [field, size] :
+       {std::pair{"head_k_dim", rule.head_k_dim}, std::pair{"head_v_dim", rule.head_v_dim}}) {
+    throw_invalid_if(size < 16 || size > 256 || size % 16 != 0,
+                     "{}: {} is {}, legal: multiples of 16 up to 256", call.name, field, size);
+  }
+  check_plain_type(call, rule.dtype, "dtype");
+  check_plain_type(call, rule.gate_dtype, "gate_dtype");
+}
+
+void run_delta_rule(const RecurrentCall& call, DeltaRuleCall& rule, const StateView& states,
+                    Event* event) {
+  const std::array<std::int64_t, 3> shape = {rule.num_v_heads, rule.head_v_dim, rule.head_k_dim};
+  check_states(call, states, shape, "states");
+  if (call.metadata.num_reqs == 0 || call.metadata.num_tokens == 0) return;
+  ClaDeltaRule& terms = rule.terms;
+  terms.lists = bound_lists(call.metadata, states.num_blocks);
+  terms.state_offset = states.offset;
+  terms.state_stride = states.block_stride;
+  terms.num_v_heads = rule.num_v_heads;
+  terms.heads_per_key = rule.num_v_heads / rule.num_k_heads;
+  const int vector = recurrent_vector(call.context.capabilities());
+  const std::string options = shared_options(rule, states.tensor.dtype, vector);
+  std::optional<HeadKernel> chunks;
+  if (rule.in_chunks && call.metadata.max_query_len >= kChunkTokens)
+    chunks = chunk_kernel(call.context, rule, options, vector);
+  const HeadKernel loop = loop_kernel(call.context, rule, options, vector);
+  if (chunks) {
+    terms.min_tokens = kChunkTokens;
+    terms.max_tokens = INT32_MAX;
+    enqueue_rule(call, rule, *chunks, states, nullptr);
+  }
+  terms.min_tokens = 0;
+  terms.max_tokens = chunks ? kChunkTokens - 1 : INT32_MAX;
+  enqueue_rule(call, rule, loop, states, event);
+}
+
+}  // namespace detail
+
+namespace {
+
+using detail::check_tensor, detail::DeltaRuleCall, detail::RecurrentCall, detail::throw_invalid_if;
+
+/// Gates of one of the two forms.
+void take_gates(const RecurrentCall& call, const GatedDeltaRule& given, DeltaRuleCall& rule) {
+  const bool raw = given.a.buffer != nullptr;
+  throw_invalid_if(raw == (given.g.buffer != nullptr),
+                   "{}: {} of g and a has a buffer, legal: one of them", call.name,
+                   raw ? "each" : "none");
+  const auto refuse = [&](bool wrong, std::string_view field, std::string_view beside) {
+    throw_invalid_if(wrong, "{}: {} given, legal: none beside {}", call.name, field, beside);
+  };
+  const bool delta = given.rule == RecurrentRule::kDelta;
+  refuse(raw && given.beta.buffer != nullptr, "beta", "a");
+  refuse(!raw && given.b.buffer != nullptr, "b", "g");
+  refuse(!raw && given.A_log, "A_log", "g");
+  refuse(!raw && given.dt_bias, "dt_bias", "g");
+  refuse(!raw && given.gate_lower_bound.has_value(), "gate_lower_bound", "g");
+  refuse(!delta && (given.beta.buffer != nullptr || given.b.buffer != nullptr), raw ? "b" : "beta",
+         "the additive rule");
+  rule.gates = raw ? detail::GateSource::kRaw : detail::GateSource::kGiven;
+  const TensorRef& decay = raw ? given.a : given.g;
+  const TensorRef& beta = raw ? given.b : given.beta;
+  const std::int64_t heads = given.num_v_heads;
+  const std::int64_t numbers = heads * (given.decay_by_channel ? given.head_k_dim : 1);
+  rule.terms.decay = check_tensor(call, decay, numbers, given.gate_dtype, raw ? "a" : "g");
+  rule.decay = decay.buffer;
+  if (delta)
+    rule.terms.beta = check_tensor(call, beta, heads, given.gate_dtype, raw ? "b" : "beta");
+  rule.beta = beta.buffer;
+  if (!raw) return;
+  detail::check_values(call, given.A_log, heads, DType::kF32, "A_log");
+  if (given.dt_bias) detail::check_values(call, given.dt_bias, numbers, DType::kF32, "dt_bias");
+  rule.a_log = given.A_log;
+  rule.dt_bias = given.dt_bias;
+  if (!given.gate_lower_bound) return;
+  throw_invalid_if(!(*given.gate_lower_bound < 0), "{}: gate_lower_bound is {}, legal: below 0",
+                   call.name, *given.gate_lower_bound);
+  rule.lower_bound = true;
+  rule.terms.lower_bound = *given.gate_lower_bound;
+}
+
+void gated_delta_rule(const RecurrentCall& call, const GatedDeltaRule& given,
+                      const StateView& states, bool in_chunks, Event* event) {
+  if (event != nullptr) event->reset();
+  detail::check_lists(call);
+  DeltaRuleCall rule;
+  rule.dtype = given.dtype;
+  rule.gate_dtype = given.gate_dtype;
+  rule.rule = given.rule;
+  rule.num_k_heads = given.num_k_heads;
+  rule.num_v_heads = given.num_v_heads;
+  rule.head_k_dim = given.head_k_dim;
+  rule.head_v_dim = given.head_v_dim;
+  rule.by_channel = given.decay_by_channel;
+  rule.l2_norm = given.use_qk_l2norm_in_kernel;
+  rule.in_chunks = in_chunks;
+  detail::check_heads(call, rule);
+  const std::int64_t keys = std::int64_t{given.num_k_heads} * given.head_k_dim;
+  const std::int64_t values = std::int64_t{given.num_v_heads} * given.head_v_dim;
+  rule.terms.query = check_tensor(call, given.query, keys, given.dtype, "query");
+  rule.terms.key = check_tensor(call, given.key, keys, given.dtype, "key");
+  rule.terms.value = check_tensor(call, given.value, values, given.dtype, "value");
+  rule.terms.out = check_tensor(call, given.out, values, given.dtype, "out");
+  rule.query = given.query.buffer;
+  rule.key = given.key.buffer;
+  rule.value = given.value.buffer;
+  rule.out = given.out.buffer;
+  if (call.metadata.num_tokens != 0) take_gates(call, given, rule);
+  const float scale = given.scale.value_or(1.0F / std::sqrt(static_cast<float>(given.head_k_dim)));
+  throw_invalid_if(!std::isfinite(scale), "{}: scale is {}, legal: finite numbers", call.name,
+                   scale);
+  rule.terms.scale = scale;
+  detail::run_delta_rule(call, rule, states, event);
+}
+
+}  // namespace
+
+void fused_recurrent_gated_delta_rule(const Context& context, cl_command_queue queue,
+                                      const GatedDeltaRule& rule, const StateView& states,
+                                      const RecurrentMetadata& metadata, Event* event) {
+  gated_delta_rule({context, queue, "fused_recurrent_gated_delta_rule", metadata}, rule, states,
+                   false, event);
+}
+
+void chunk_gated_delta_rule(const Context& context, cl_command_queue queue,
+                            const GatedDeltaRule& rule, const StateView& states,
+                            const RecurrentMetadata& metadata, Event* event) {
+  gated_delta_rule({context, queue, "chunk_gated_delta_rule", metadata}, rule, states, true, event);
+}
+
+}  // namespace clattn

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <clattn/recurrent.hpp>
+
+#include "recurrent/bind.hpp"
+
+namespace clattn::detail {
+
+/// Where decays come from: CLA_GATES of kernels_cl/recurrent/gates.clh.
+enum class GateSource : int { kGiven = 0, kRaw = 1, kStep = 2, kConstant = 3 };
+
+/// A call of the loop or of chunks, whatever layer it is for: checked tensors in `terms`, buffers,
+/// and what is compiled in.
+struct DeltaRuleCall {
+  ClaDeltaRule terms{};
+  cl_mem query = nullptr, key = nullptr, value = nullptr, out = nullptr;
+  cl_mem decay = nullptr, beta = nullptr, z = nullptr;
+  Buffer a_log, dt_bias, d;
+  GateSource gates = GateSource::kGiven;
+  DType dtype = DType::kBF16, gate_dtype = DType::kF32;
+  RecurrentRule rule = RecurrentRule::kDelta;
+  std::int32_t num_k_heads = 1, num_v_heads = 1, head_k_dim = 128, head_v_dim = 128;
+  bool by_channel = false, lower_bound = false, l2_norm = false, softplus = false;
+  bool in_chunks = false;  ///< prompts
+};
+
+/// Throws kInvalidArgument for heads, sizes and types that no kernel takes.
+void check_heads(const RecurrentCall& call, const DeltaRuleCall& rule);
+/// Checks the states, binds and enqueues. The tensors of `rule` were checked.
+void run_delta_rule(const RecurrentCall& call, DeltaRuleCall& rule, const StateView& states,
+                    Event* event);
+
+}  // namespace clattn::detail
