@@ -58,11 +58,11 @@ class Head {
     const std::int64_t row = t * call_.num_k_heads + key_head;
     const std::int64_t gate = t * call_.num_v_heads + head_;
     StateToken token{vector_of(call_.query, row, size_, call_.l2_norm),
-                vector_of(call_.key, row, size_, call_.l2_norm),
-                {},
-                1,
-                0,
-                0};
+                     vector_of(call_.key, row, size_, call_.l2_norm),
+                     {},
+                     1,
+                     0,
+                     0};
     const std::int64_t gates = call_.decay_by_channel ? size_ : 1;
     for (std::int64_t i = 0; i < gates; ++i)
       token.decay.push_back(std::exp(call_.g[at(gate * gates + i)]));
@@ -73,7 +73,8 @@ class Head {
   }
 
   /// One token of row v of the head's state, whose output goes to `out`.
-  void step(const StateToken& token, std::int64_t t, std::int32_t v, StateRow& row, JudgedTensor& out) const {
+  void step(const StateToken& token, std::int64_t t, std::int32_t v, StateRow& row,
+            JudgedTensor& out) const {
     const bool one = token.decay.size() == 1;
     const auto count = static_cast<double>(size_);
     double p = 0, spread = 0;
@@ -108,7 +109,8 @@ class Head {
   }
 
  private:
-  void output(const StateToken& token, std::int64_t place, const StateRow& row, JudgedTensor& out) const {
+  void output(const StateToken& token, std::int64_t place, const StateRow& row,
+              JudgedTensor& out) const {
     double sum = 0, squares = 0, var = 0, size = 0;
     for (std::int32_t i = 0; i < size_; ++i) {
       const double term = row.s[at(i)] * token.q[at(i)];

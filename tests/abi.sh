@@ -25,7 +25,7 @@ nm -DC --defined-only "$library" | cut -d ' ' -f 3- |
 grep '^clattn_' "$work/exported" > "$work/c_exported" || true
 diff tests/abi/c_symbols.txt "$work/c_exported" ||
   complain "the C functions of tests/abi/c_symbols.txt (<) and of $library (>) differ"
-grep -ohE 'clattn_[a-z_]+\(' include/clattn/clattn*.h | tr -d '(' | sort -u > "$work/c_declared"
+grep -ohE 'clattn_[a-z0-9_]+\(' include/clattn/clattn*.h | tr -d '(' | sort -u > "$work/c_declared"
 diff "$work/c_declared" "$work/c_exported" ||
   complain "the C functions of clattn*.h (<) and of $library (>) differ"
 while read -r function; do

@@ -44,7 +44,7 @@ grep -qx 'Session::attend' "$work/functions" || { cat "$work/out"; exit 1; }
 
 # Rows of three cells: C++, C, Python. The last table names functions of C that C++ has not.
 # shellcheck disable=SC2016  # Markdown's backticks
-sed -n 's/^| `\([A-Za-z_:]*\)` | \([^|]*\) |.*/\1 \2/p' docs/bindings.md > "$work/rows"
+sed -n 's/^| `\([A-Za-z0-9_:]*\)` | \([^|]*\) |.*/\1 \2/p' docs/bindings.md > "$work/rows"
 cut -d ' ' -f 1 "$work/rows" | grep -v '^clattn_' | sort > "$work/named"
 uniq -d "$work/named" > "$work/twice"
 [ ! -s "$work/twice" ] || complain "docs/bindings.md has two rows of: $(cat "$work/twice")"
@@ -53,16 +53,17 @@ diff "$work/functions" "$work/named" > "$work/difference" || {
   grep '^[<>]' "$work/difference" || true
 }
 # shellcheck disable=SC2016
-grep -vE '^[^ ]+ (`clattn_[a-z_]+`(, `clattn_[a-z_]+`)*|- .*) *$' "$work/rows" > "$work/wrong" &&
+grep -vE '^[^ ]+ (`clattn_[a-z0-9_]+`(, `clattn_[a-z0-9_]+`)*|- .*) *$' \
+  "$work/rows" > "$work/wrong" &&
   complain "the cell of C is neither names nor '- reason': $(cat "$work/wrong")"
 # shellcheck disable=SC2016
-grep -E '^[|] `[A-Z_a-z:]+` [|]' docs/bindings.md | grep -vE '^[|] `clattn_' |
+grep -E '^[|] `[A-Z0-9_a-z:]+` [|]' docs/bindings.md | grep -vE '^[|] `clattn_' |
   grep -vE '[|] (yes|`[^|]*`|- [^|]*) [|]$' > "$work/wrong" &&
   complain "the cell of Python is neither 'yes' nor names nor '- reason': $(cat "$work/wrong")"
 # shellcheck disable=SC2016
 {
-  grep -o '`clattn_[a-z_]*`' "$work/rows" | tr -d '`'
-  sed -n 's/^\(clattn_[a-z_]*\) .*/\1/p' "$work/rows"
+  grep -o '`clattn_[a-z0-9_]*`' "$work/rows" | tr -d '`'
+  sed -n 's/^\(clattn_[a-z0-9_]*\) .*/\1/p' "$work/rows"
   grep '_destroy$' tests/abi/c_symbols.txt
 } | sort -u > "$work/c_named"
 diff tests/abi/c_symbols.txt "$work/c_named" > "$work/difference" || {

@@ -33,11 +33,11 @@ done | sort -u > "$work/calls"
 [ -s "$work/calls" ] ||
   echo "captures: $headers has no call that takes a queue" > "$work/complaints"
 
-sed -n 's/^\([a-z_]*\.hpp [A-Za-z_]*\): .*/\1/p' "$table" | sort > "$work/entries"
+sed -n 's/^\([a-z_]*\.hpp [A-Za-z0-9_]*\): .*/\1/p' "$table" | sort > "$work/entries"
 {
   comm -23 "$work/calls" "$work/entries" | sed "s|^|no capture in $table of |"
   comm -13 "$work/calls" "$work/entries" | sed 's/^/no header has /'
-  sed -n 's/^[a-z_]*\.hpp [A-Za-z_]*: \([a-z_]*\)$/\1/p' "$table" | sort -u | while read -r op; do
+  sed -n 's/^[a-z_]*\.hpp [A-Za-z0-9_]*: \([a-z_]*\)$/\1/p' "$table" | sort -u | while read -r op; do
     grep -rqF "\"$op\"" src/capture src/kv_cache || echo "captures do not write $op"
     grep -qF "{\"$op\", run_" program/run/run.cpp ||
       echo "clattn run does not execute $op"

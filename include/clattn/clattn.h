@@ -293,6 +293,7 @@ CLATTN_C_API ClattnResult clattn_layer_forward(ClattnLayer* layer, const ClattnQ
 #include <clattn/clattn_layers.h>
 #include <clattn/clattn_metadata.h>
 #include <clattn/clattn_ops.h>
+#include <clattn/clattn_recurrent.h>
 #include <clattn/clattn_session.h>
 #include <clattn/clattn_tuning.h>
 

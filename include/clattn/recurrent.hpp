@@ -62,6 +62,7 @@ struct RecurrentMetadata {
 /// Checks the lists of a step and brings them to the device. Not thread-safe.
 class RecurrentMetadataBuilder {
  public:
+  /// Takes its memory at the first build().
   explicit RecurrentMetadataBuilder(const Context& context);
   ~RecurrentMetadataBuilder();
   RecurrentMetadataBuilder(RecurrentMetadataBuilder&&) noexcept;
@@ -177,9 +178,9 @@ struct GatedDeltaRule {
   DType dtype = DType::kBF16;      ///< of query, key, value and out
   DType gate_dtype = DType::kF32;  ///< of g and beta, or a and b: f32, f16 or bf16
   bool decay_by_channel = false;   ///< each element of a key decays by itself (KDA)
-  RecurrentRule rule = RecurrentRule::kDelta;
-  bool use_qk_l2norm_in_kernel = true;        ///< x / sqrt(sum x^2 + 1e-6), of queries and keys
-  std::optional<float> scale = std::nullopt;  ///< of queries; none = head_k_dim^-1/2
+  RecurrentRule rule = RecurrentRule::kDelta;  ///< what a token adds to its state
+  bool use_qk_l2norm_in_kernel = true;         ///< x / sqrt(sum x^2 + 1e-6), of queries and keys
+  std::optional<float> scale = std::nullopt;   ///< of queries; none = head_k_dim^-1/2
 };
 
 /// For each token and value head, of its state S [head_v_dim, head_k_dim]:

@@ -113,18 +113,18 @@ static inline void cla_keep(const ClaRequest* request, const ClaInputs* from, co
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_causal_conv1d(
     const ClaCausalConv call, CLA_LISTS, __global const CLA_Q_T* x,
-    __global const CLA_KV_T* weight,   /* [channels, W] */
-    __global const CLA_KV_T* bias,     /* [channels] */
-    __global const CLA_Q_T* in_gate,   /* as x */
-    __global const CLA_Q_T* out_gate,  /* as x */
-    __global CLA_Q_T* states,          /* pages of [state_rows, channels] */
-    __global CLA_Q_T* out) {           /* as x */
+    __global const CLA_KV_T* weight,  /* [channels, W] */
+    __global const CLA_KV_T* bias,    /* [channels] */
+    __global const CLA_Q_T* in_gate,  /* as x */
+    __global const CLA_Q_T* out_gate, /* as x */
+    __global CLA_Q_T* states,         /* pages of [state_rows, channels] */
+    __global CLA_Q_T* out) {          /* as x */
   const uint groups = (uint)call.channel_groups, piece = (uint)get_group_id(0) / groups;
   const uint number = cla_request_of(&call.lists, starts, piece);
   const ClaRequest request =
       cla_request(&call.lists, number, call.state_rows - CLA_BEFORE + 1, 0, CLA_LISTS_GIVEN);
-  const int part = (int)piece -
-                   (int)((uint)max(starts[call.lists.starts_at + number], 0) / CLA_TOKENS + number);
+  const int part =
+      (int)piece - (int)((uint)max(starts[call.lists.starts_at + number], 0) / CLA_TOKENS + number);
   const int begin = part * CLA_TOKENS, end = min(begin + CLA_TOKENS, request.tokens);
   const int step = (int)(groups * CLA_WG_SIZE * CLA_VEC);
   if (begin >= end) return;

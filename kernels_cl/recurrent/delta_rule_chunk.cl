@@ -32,11 +32,11 @@ typedef float cla_rf;
 typedef cla_vf cla_rf;
 #endif
 
-#define CLA_ROW_LANES (CLA_WG_SIZE == 1 ? 1 : CLA_ROWS)   /* work-items that have rows of their own */
-#define CLA_ROW_ITEMS (CLA_ROWS / CLA_ROW_VEC)            /* of a token */
-#define CLA_SHARERS (CLA_WG_SIZE / CLA_ROW_LANES)         /* that share rows */
+#define CLA_ROW_LANES (CLA_WG_SIZE == 1 ? 1 : CLA_ROWS) /* work-items with rows of their own */
+#define CLA_ROW_ITEMS (CLA_ROWS / CLA_ROW_VEC)          /* of a token */
+#define CLA_SHARERS (CLA_WG_SIZE / CLA_ROW_LANES)       /* that share rows */
 #define CLA_KEY_VECS (CLA_K_DIM / CLA_VEC)
-#define CLA_TOKEN_STEP (CLA_SHARERS * CLA_TOKEN_BLOCK) /* from a work-item's block to its next one */
+#define CLA_TOKEN_STEP (CLA_SHARERS * CLA_TOKEN_BLOCK) /* between blocks of a work-item */
 #define CLA_BLOCKS ((CLA_CHUNK + CLA_TOKEN_STEP - 1) / CLA_TOKEN_STEP)
 #if CLA_WG_SIZE == 1
 #define CLA_SYNC()
@@ -356,9 +356,9 @@ static inline void cla_take_chunk(const ClaChunk* chunk, const ClaHead* head,
 #pragma unroll
       for (uint i = 0; i < CLA_TOKEN_BLOCK; ++i) {
         const long token = first + min(t + i, count - 1);
-        cla_rf v = cla_load_values(value + head->call->value.offset +
-                                   token * head->call->value.stride +
-                                   (long)head->number * CLA_V_DIM + row + rows * CLA_ROW_VEC);
+        cla_rf v =
+            cla_load_values(value + head->call->value.offset + token * head->call->value.stride +
+                            (long)head->number * CLA_V_DIM + row + rows * CLA_ROW_VEC);
         v = t + i < count ? v * (cla_rf)(chunk->step[t + i]) : (cla_rf)(0.0f);
         if (CLA_RULE == 0)
           v = (cla_rf)(chunk->beta[t + i]) * (v - (cla_rf)(chunk->start[t + i]) * for_k[i]);
@@ -381,8 +381,7 @@ static inline void cla_take_chunk(const ClaChunk* chunk, const ClaHead* head,
         cla_rf sum = results[n][block][i];
         for (uint j = 0; j <= t; ++j)
           sum = mad((cla_rf)(chunk->m[t * CLA_CHUNK + j]), chunk->u[j * CLA_ROW_ITEMS + rows], sum);
-        const ClaResult to =
-            cla_result_at(head->call, out, value, d, z, first + t, head->number);
+        const ClaResult to = cla_result_at(head->call, out, value, d, z, first + t, head->number);
         cla_put_results(&to, row + rows * CLA_ROW_VEC, sum);
       }
     }
@@ -413,8 +412,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   const uint row = group % splits * CLA_ROWS;
   if (request.skip) {
     for (uint i = (uint)get_local_id(0); i < CLA_ROWS * (uint)request.tokens; i += CLA_WG_SIZE) {
-      const ClaResult to = cla_result_at(&call, out, value, d, z, request.first + i / CLA_ROWS,
-                                         number);
+      const ClaResult to =
+          cla_result_at(&call, out, value, d, z, request.first + i / CLA_ROWS, number);
       cla_put_result(&to, row + i % CLA_ROWS, 0.0f, 1);
     }
     return;

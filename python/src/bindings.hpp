@@ -41,6 +41,7 @@ void bind_packed(nb::module_& module);
 void bind_latent(nb::module_& module);
 void bind_cache_ops(nb::module_& module);
 void bind_device_steps(nb::module_& module);
+void bind_recurrent(nb::module_& module);
 void bind_cascade(nb::module_& module);
 void bind_graph(nb::module_& module);
 void bind_session(nb::module_& module);

@@ -190,6 +190,10 @@ CLATTN_ENDS_WITH(ClattnDeviceId, device);
 CLATTN_ENDS_WITH(ClattnKVScales, fnuz);
 CLATTN_ENDS_WITH(ClattnCacheWrite, event);
 CLATTN_ENDS_WITH(ClattnTensors, reserved);
+CLATTN_ENDS_WITH(ClattnGatedDeltaRule, event);
+CLATTN_ENDS_WITH(ClattnSelectiveStateUpdate, event);
+CLATTN_ENDS_WITH(ClattnLightningAttention, event);
+CLATTN_ENDS_WITH(ClattnRmsNormGated, event);
 // NOLINTEND(bugprone-sizeof-expression)
 #undef CLATTN_ENDS_WITH
 #define CLATTN_FIELD(kind, name, ...) &&sizeof(ClattnLayerConfig::name) == 8

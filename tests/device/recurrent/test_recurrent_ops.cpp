@@ -244,6 +244,24 @@ TEST(MambaCopies, ColumnsWindowsAndPagesOntoThemselves) {
   }
 }
 
+TEST(RecurrentShapes, AsVllmLaysStatesOut) {
+  const auto gdn = clattn::gated_delta_net_state_shape(16, 32, 128, 128, 4, 2, DType::kBF16);
+  ASSERT_EQ(gdn.size(), 2U);
+  EXPECT_EQ(gdn[0], (clattn::StateTensor{{5, 8192}, DType::kBF16}));
+  EXPECT_EQ(gdn[1], (clattn::StateTensor{{32, 128, 128}, DType::kF32}));
+  const auto mamba = clattn::mamba2_state_shape(48, 64, 1, 128, 4, 0, DType::kF16, DType::kF16);
+  EXPECT_EQ(mamba[0], (clattn::StateTensor{{3, 48 * 64 + 2 * 128}, DType::kF16}));
+  EXPECT_EQ(mamba[1], (clattn::StateTensor{{48, 64, 128}, DType::kF16}));
+  EXPECT_EQ(clattn::short_conv_state_shape(2048, 3, DType::kBF16)[0],
+            (clattn::StateTensor{{2, 2048}, DType::kBF16}));
+  EXPECT_EQ(error_text([] { clattn::short_conv_state_shape(0, 3, DType::kBF16); }),
+            "short_conv_state_shape: channels is 0, legal: at least 1");
+  EXPECT_EQ(error_text([] { clattn::parse_recurrent_activation("gelu"); }),
+            "activation: gelu, legal: none, silu (or swish), sigmoid");
+  EXPECT_EQ(clattn::parse_recurrent_activation("swish"), clattn::RecurrentActivation::kSilu);
+  EXPECT_EQ(clattn::parse_recurrent_rule("additive"), clattn::RecurrentRule::kAdditive);
+}
+
 using Starts = std::vector<std::int32_t>;
 
 TEST(RecurrentRefusals, ListsOfAStep) {
