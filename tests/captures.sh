@@ -37,11 +37,12 @@ sed -n 's/^\([a-z_]*\.hpp [A-Za-z0-9_]*\): .*/\1/p' "$table" | sort > "$work/ent
 {
   comm -23 "$work/calls" "$work/entries" | sed "s|^|no capture in $table of |"
   comm -13 "$work/calls" "$work/entries" | sed 's/^/no header has /'
-  sed -n 's/^[a-z_]*\.hpp [A-Za-z0-9_]*: \([a-z_]*\)$/\1/p' "$table" | sort -u | while read -r op; do
-    grep -rqF "\"$op\"" src/capture src/kv_cache || echo "captures do not write $op"
-    grep -qF "{\"$op\", run_" program/run/run.cpp ||
-      echo "clattn run does not execute $op"
-  done
+  sed -n 's/^[a-z_]*\.hpp [A-Za-z0-9_]*: \([a-z_]*\)$/\1/p' "$table" | sort -u |
+    while read -r op; do
+      grep -rqF "\"$op\"" src/capture src/kv_cache || echo "captures do not write $op"
+      grep -qF "{\"$op\", run_" program/run/run.cpp ||
+        echo "clattn run does not execute $op"
+    done
   sed -n 's/^  \([A-Za-z]*\)\.\([A-Za-z0-9_]*\)$/\1, \2/p' "$table" | sort -u |
     while read -r test; do
       grep -rqE "^TEST(_[FP])?\($test\)" tests || echo "no test $test"
