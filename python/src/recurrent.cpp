@@ -92,10 +92,7 @@ void bind_shapes(nb::module_& module) {
 Buffer whole(CallTensors& tensors, nb::handle given, DType dtype, std::int64_t width,
              const char* name) {
   if (given.is_none()) return {};
-  const TensorRef ref = tensors.dense_input(given, dtype, width, name);
-  if (ref.offset != 0)
-    throw_invalid(std::string(name) + ": offset " + std::to_string(ref.offset) + ", legal: 0");
-  return Buffer::adopt(ref.buffer);
+  return Buffer::adopt(tensors.dense_input(given, dtype, width, name).buffer);
 }
 
 /// Size `index` of a page's shape, which has `count`.
