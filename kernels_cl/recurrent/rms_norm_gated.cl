@@ -33,7 +33,9 @@ static inline cla_vf cla_gate_of(__global const CLA_Q_T* z) {
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_rms_norm_gated(
     const ClaGatedNorm call, __global const CLA_Q_T* x, __global const CLA_Q_T* z,
     __global const CLA_KV_T* weight, __global CLA_Q_T* out) {
+#if CLA_LANES > 1
   __local float parts[CLA_WG_SIZE];
+#endif
   const uint item = (uint)get_local_id(0), lane = item % CLA_LANES;
   const long row = (long)get_group_id(0) * CLA_ROWS + item / CLA_LANES;
   const long token = row / call.rows_per_token;
