@@ -2,6 +2,8 @@
 
 #include <exception>
 
+#include "openmp.hpp"
+
 namespace ggml_clattn {
 
 Attention::Attention() : settings_(read_settings()) {}
@@ -27,7 +29,10 @@ ggml_status Attention::compute(ggml_tensor* node, Cpu& cpu) {
   try {
     const Op op = read_op(*node);
     reason = refusal(op);
-    if (reason.empty()) reason = engine_.compute(op);
+    if (reason.empty()) {
+      const OpenMPAsleep asleep(cpu.num_threads());
+      reason = engine_.compute(op);
+    }
   } catch (const std::exception& error) {
     reason = error.what();
   }
@@ -41,8 +46,12 @@ void Attention::count(const std::string& reason) {
     if (computed_++ == 0) log_info("computes attention on " + engine_.device_name());
     return;
   }
-  if (handed_on_[reason]++ == 0)
-    log_info("hands attention on to ggml's CPU backend: " + reason);
+  if (handed_on_[reason]++ == 0) log_info("hands attention on to ggml's CPU backend: " + reason);
+}
+
+long Attention::num_computed() {
+  const std::scoped_lock lock(mutex_);
+  return computed_;
 }
 
 std::string Attention::counts() {

@@ -26,6 +26,8 @@ class Attention {
   bool takes(const ggml_tensor* node);
   /// Computes it, or lets `cpu` do so.
   ggml_status compute(ggml_tensor* node, Cpu& cpu);
+  /// How many ops CLAttn has computed.
+  long num_computed();
   /// Who computed how many ops, and why not CLAttn; a line each.
   std::string counts();
 

@@ -2,9 +2,9 @@
 // FLASH_ATTN_EXT in the host's memory. Everything else stays with ggml's other backends.
 #include <ggml-backend-impl.h>
 
+#include <clattn/version.h>
 #include <algorithm>
 #include <array>
-#include <clattn/version.h>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -27,7 +27,8 @@ static_assert(GGML_BACKEND_API_VERSION == 2 &&
                   offsetof(ggml_backend_i, graph_compute) == 12 * sizeof(void*),
               "the headers are those of another ggml than the tested ones");
 
-/// Made by ggml_backend_init() and never ended: ggml keeps what it was given until the process ends.
+/// Made by ggml_backend_init() and never ended: ggml keeps what it was given until the process
+/// ends.
 Attention* attention = nullptr;
 
 struct Backend {
@@ -78,12 +79,12 @@ ggml_backend_t init_backend(ggml_backend_dev_t device, const char*) {
   calls.get_name = [](ggml_backend_t) { return kName; };
   calls.free = free_backend;
   calls.graph_compute = compute;
-  return new ggml_backend{
-      .guid = &guid, .iface = calls, .device = device, .context = new Backend};
+  return new ggml_backend{.guid = &guid, .iface = calls, .device = device, .context = new Backend};
 }
 
 const char* description(ggml_backend_dev_t) {
-  static const std::string text = "CLAttn " CLATTN_VERSION " on " + attention->engine().device_name();
+  static const std::string text =
+      "CLAttn " CLATTN_VERSION " on " + attention->engine().device_name();
   return text.c_str();
 }
 
@@ -137,6 +138,8 @@ ggml_backend_dev_t device_at(ggml_backend_reg_t registry, std::size_t) {
 void* function_named(ggml_backend_reg_t, const char* name) {
   if (std::string_view(name) == "ggml_backend_set_n_threads")
     return reinterpret_cast<void*>(set_num_threads);
+  if (std::string_view(name) == "ggml_clattn_num_computed")  // for tests: long (*)(void)
+    return reinterpret_cast<void*>(+[] { return attention->num_computed(); });
   return nullptr;
 }
 

@@ -11,7 +11,8 @@ ggml_backend_dev_t cpu_device() {
 }
 
 void apply_num_threads(ggml_backend_t backend, int num_threads) {
-  const ggml_backend_reg_t registry = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
+  const ggml_backend_reg_t registry =
+      ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
   void* const function = ggml_backend_reg_get_proc_address(registry, "ggml_backend_set_n_threads");
   if (function != nullptr)
     reinterpret_cast<ggml_backend_set_n_threads_t>(function)(backend, num_threads);
@@ -34,9 +35,8 @@ ggml_status Cpu::compute(ggml_tensor* node) {
     if (backend_ == nullptr) return GGML_STATUS_FAILED;
     if (num_threads_ > 0) apply_num_threads(backend_, num_threads_);
   }
-  const ggml_init_params memory = {.mem_size = ggml_graph_overhead_custom(1, false),
-                                   .mem_buffer = nullptr,
-                                   .no_alloc = true};
+  const ggml_init_params memory = {
+      .mem_size = ggml_graph_overhead_custom(1, false), .mem_buffer = nullptr, .no_alloc = true};
   const std::unique_ptr<ggml_context, decltype(&ggml_free)> context(ggml_init(memory), &ggml_free);
   if (!context) return GGML_STATUS_ALLOC_FAILED;
   ggml_cgraph* const graph = ggml_new_graph_custom(context.get(), 1, false);

@@ -5,8 +5,8 @@
 
 namespace ggml_clattn {
 
-/// A CPU backend of ggml of its own, for ops that are handed on: they give its bits. Made when it is
-/// first needed. For one thread at a time.
+/// A CPU backend of ggml of its own, for ops that are handed on: they give its bits. Made when it
+/// is first needed. For one thread at a time.
 class Cpu {
  public:
   Cpu() = default;
@@ -15,11 +15,13 @@ class Cpu {
   ~Cpu();
   /// Threads of the ops that follow; until then ggml's default.
   void set_num_threads(int num_threads);
+  /// What was set; 0 = nothing yet.
+  int num_threads() const noexcept { return num_threads_; }
   ggml_status compute(ggml_tensor* node);
 
  private:
   ggml_backend_t backend_ = nullptr;
-  int num_threads_ = 0;  ///< 0 = ggml's default
+  int num_threads_ = 0;
 };
 
 /// Whether ggml's CPU backend computes the op.

@@ -123,8 +123,9 @@ Engine::Engine()
       device_name_(name_of(device_.id)) {
   if (info<cl_bool>(device_.id, CL_DEVICE_HOST_UNIFIED_MEMORY) == CL_FALSE) {
     throw clattn::Error(clattn::ErrorCode::kUnsupported,
-                        device_name_ + " has memory of its own, supported: CPUs and GPUs that "
-                                       "share the host's memory");
+                        device_name_ +
+                            " has memory of its own, supported: CPUs and GPUs that "
+                            "share the host's memory");
   }
 }
 
@@ -177,9 +178,8 @@ Engine::Step& Engine::step_of(const Op& op) {
   const void* const mask_at = mask != nullptr ? mask->data : nullptr;
   const std::span values(static_cast<const std::uint16_t*>(mask_at),
                          mask != nullptr ? static_cast<std::size_t>(ggml_nelements(mask)) : 0);
-  auto found = std::ranges::find_if(steps_, [&](const auto& step) {
-    return step->mask_at == mask_at && step->shape == shape;
-  });
+  auto found = std::ranges::find_if(
+      steps_, [&](const auto& step) { return step->mask_at == mask_at && step->shape == shape; });
   if (found == steps_.end() || !std::ranges::equal((*found)->mask, values)) {
     auto step = std::make_unique<Step>(Step{.mask_at = mask_at, .shape = std::move(shape)});
     step->mask.assign(values.begin(), values.end());
@@ -225,8 +225,8 @@ const clattn::AttentionMetadata& Engine::metadata_of(const clattn::AttentionConf
   });
   if (plan == step.plans.end()) {
     std::erase_if(step.plans, [&](const Plan& each) { return each.config == wanted; });
-    step.plans.push_back({wanted, room_for(num_rows), room_for(num_requests), room_for(num_keys),
-                          nullptr, nullptr});
+    step.plans.push_back(
+        {wanted, room_for(num_rows), room_for(num_requests), room_for(num_keys), nullptr, nullptr});
     plan = step.plans.end() - 1;
     const auto backend = clattn::choose_attn_backend(config, &context_->capabilities()).backend;
     plan->builder = backend->make_builder(context_, config,

@@ -39,11 +39,11 @@ class Engine {
   };
   /// A mask of a step, which all layers of a kind share, and what was made of it.
   struct Step {
-    const void* mask_at;                      ///< null = none
-    std::vector<std::int64_t> shape;          ///< all else that the requests depend on
-    std::vector<std::uint16_t> mask = {};     ///< a copy
+    const void* mask_at;                   ///< null = none
+    std::vector<std::int64_t> shape;       ///< all else that the requests depend on
+    std::vector<std::uint16_t> mask = {};  ///< a copy
     Requests requests = {};
-    clattn::Buffer cells = {};                ///< of requests.cells, if masked
+    clattn::Buffer cells = {};  ///< of requests.cells, if masked
     std::vector<Plan> plans = {};
   };
 

@@ -21,10 +21,14 @@ Value parameter(const ggml_tensor& node, std::size_t index) {
 
 std::optional<clattn::DType> cache_type(ggml_type type) {
   switch (type) {
-    case GGML_TYPE_F16: return clattn::DType::kF16;
-    case GGML_TYPE_BF16: return clattn::DType::kBF16;
-    case GGML_TYPE_F32: return clattn::DType::kF32;
-    default: return std::nullopt;
+    case GGML_TYPE_F16:
+      return clattn::DType::kF16;
+    case GGML_TYPE_BF16:
+      return clattn::DType::kBF16;
+    case GGML_TYPE_F32:
+      return clattn::DType::kF32;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -115,8 +119,7 @@ std::vector<float> alibi_slopes(std::int64_t num_heads, float max_bias) {
   const float between = std::pow(2.0F, -max_bias / 2.0F / of_heads);
   std::vector<float> slopes;
   for (std::int64_t head = 0; head < num_heads; ++head) {
-    const auto exponent =
-        static_cast<float>(head < power ? head + 1 : 2 * (head - power) + 1);
+    const auto exponent = static_cast<float>(head < power ? head + 1 : 2 * (head - power) + 1);
     slopes.push_back(std::pow(head < power ? first : between, exponent));
   }
   return slopes;

@@ -88,7 +88,8 @@ void find_pages(const Op& op, const Visible& visible, Run& run) {
   if (!visible.empty()) {
     for (std::int64_t i = 0; i < run.num_rows; ++i) {
       const std::uint8_t* const row = visible.row(run.stream, run.first_row + i);
-      for (std::int64_t key = 0; key < op.keys; ++key) seen[static_cast<std::size_t>(key)] |= row[key];
+      for (std::int64_t key = 0; key < op.keys; ++key)
+        seen[static_cast<std::size_t>(key)] |= row[key];
     }
   }
   const auto in_page = [&](std::int64_t p) { return seen.begin() + p * page; };
@@ -186,7 +187,8 @@ Requests read_requests(const Op& op, std::span<const std::uint16_t> mask) {
     step.seq_lens.push_back(run.seq_len);
     const auto first = static_cast<std::int32_t>(run.stream * op.pages_of_stream);
     for (const std::int32_t page : run.pages) step.block_table.push_back(first + page);
-    step.block_table.resize(step.seq_lens.size() * static_cast<std::size_t>(step.block_table_stride));
+    step.block_table.resize(step.seq_lens.size() *
+                            static_cast<std::size_t>(step.block_table_stride));
   }
   if (!visible.empty()) read_cells(op, visible, runs, step);
   return step;

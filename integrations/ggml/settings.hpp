@@ -7,9 +7,9 @@ namespace ggml_clattn {
 
 /// What a user sets by environment variables (docs/integrations.md), read once.
 struct Settings {
-  bool accelerator = false;     ///< CLATTN_GGML_TYPE: "accel" in place of "igpu"
-  std::int64_t min_keys = 1024; ///< CLATTN_GGML_MIN_KEYS: the fewest keys that CLAttn attends to
-  bool counts = false;          ///< CLATTN_GGML_COUNTS: print at the end who computed how much
+  bool accelerator = false;      ///< CLATTN_GGML_TYPE: "accel" in place of "igpu"
+  std::int64_t min_keys = 1024;  ///< CLATTN_GGML_MIN_KEYS: the fewest keys that CLAttn attends to
+  bool counts = false;           ///< CLATTN_GGML_COUNTS: print at the end who computed how much
 };
 
 /// Throws std::invalid_argument that names variable, value and what is legal.
