@@ -3,7 +3,7 @@
 # compared with double precision (two versions of ggml), ggml's own tests of FLASH_ATTN_EXT, tokens
 # of small models of llama.cpp. With "speed" it times llama.cpp without and with CLAttn instead.
 # usage: integrations/ggml/test.sh CLATTN FOLDER [speed [LLAMA-BENCH-ARGUMENT...]]
-# CLATTN: where CLAttn is installed, or its build; FOLDER: kept, later runs continue with what it has
+# CLATTN: where CLAttn is installed, or its build; FOLDER: kept, later runs go on with what it has
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 clattn=$(cd "$1" && pwd)
@@ -41,7 +41,7 @@ build_llama() {  # TARGET...
     { tail -n 40 "$work/llama.log"; return 1; }
 }
 build_conformance() {
-  [ "$bin/test-backend-ops" -nt "$bin/libggml.so" ] || c++ -O1 -std=c++17 -I"$llama/ggml/include" \
+  [ -x "$bin/test-backend-ops" ] || c++ -O1 -std=c++17 -I"$llama/ggml/include" \
     -I"$llama/ggml/src" "$llama/tests/test-backend-ops.cpp" -o "$bin/test-backend-ops" \
     -L"$bin" -lggml -lggml-base -Wl,-rpath,"$bin"
 }
