@@ -44,11 +44,12 @@ class Model:
         writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (len(TOKENS) - 259))
         self.matrix("token_embd", len(TOKENS), EMBEDDING)
         self.ones("output_norm", EMBEDDING)
-        self.matrix("output", len(TOKENS), EMBEDDING)
+        if architecture != "gemma2":
+            self.matrix("output", len(TOKENS), EMBEDDING)
 
     def matrix(self, name: str, *shape: int) -> None:
-        values = self.random.standard_normal(shape, dtype=np.float32) / np.sqrt(shape[-1])
-        self.writer.add_tensor(f"{name}.weight", 2 * values)
+        values = self.random.standard_normal(shape, dtype=np.float32)
+        self.writer.add_tensor(f"{name}.weight", values * (2 / float(shape[-1]) ** 0.5))
 
     def ones(self, name: str, size: int) -> None:
         self.writer.add_tensor(f"{name}.weight", np.ones(size, dtype=np.float32))

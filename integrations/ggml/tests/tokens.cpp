@@ -4,6 +4,7 @@
 #include <llama.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -83,10 +84,19 @@ class Batch {
   llama_batch batch_;
 };
 
-llama_token best(llama_context* context, const llama_model* model, int i) {
+struct Choice {
+  llama_token token;
+  float margin;  ///< of its logit over the next best one
+};
+
+Choice best(llama_context* context, const llama_model* model, int i) {
   const float* const logits = llama_get_logits_ith(context, i);
   const int size = llama_vocab_n_tokens(llama_model_get_vocab(model));
-  return static_cast<llama_token>(std::max_element(logits, logits + size) - logits);
+  const float* const first = std::max_element(logits, logits + size);
+  float second = -INFINITY;
+  for (const float* each = logits; each != logits + size; ++each)
+    if (each != first) second = std::max(second, *each);
+  return {static_cast<llama_token>(first - logits), *first - second};
 }
 
 void run(const Arguments& options) {
@@ -106,19 +116,19 @@ void run(const Arguments& options) {
       if (i + 1 == lengths[s]) rows.push_back(row);
     }
   }
-  std::vector<std::vector<llama_token>> tokens(options.sequences);
+  std::vector<std::vector<Choice>> choices(options.sequences);
   batch.decode(context);
   for (int step = 0; step < options.decoded; ++step) {
     std::vector<int> next;
     for (int s = 0; s < options.sequences; ++s) {
-      tokens[s].push_back(best(context, model, rows[s]));
-      next.push_back(batch.add(tokens[s].back(), lengths[s] + step, s, true));
+      choices[s].push_back(best(context, model, rows[s]));
+      next.push_back(batch.add(choices[s].back().token, lengths[s] + step, s, true));
     }
     if (step + 1 < options.decoded) batch.decode(context);
     rows = next;
   }
-  for (const std::vector<llama_token>& sequence : tokens) {
-    for (const llama_token token : sequence) std::printf("%d ", token);
+  for (const std::vector<Choice>& sequence : choices) {
+    for (const Choice& choice : sequence) std::printf("%d:%.4f ", choice.token, choice.margin);
     std::puts("");
   }
   llama_free(context);
