@@ -70,6 +70,27 @@ CLATTN_C_API ClattnResult clattn_cache_view(const ClattnLayer* layer, const Clat
                                             const ClattnKVCacheSpec* spec, const char* layout,
                                             ClattnCache** cache);
 
+/** Where a buffer holds keys and values. Element (block, token, head, dim) of K lies at k_offset +
+   block * block_stride + token * token_stride + head * head_stride + dim, that of V as far from
+   v_offset; clattn::KVCache has the limits. */
+typedef struct ClattnCacheStrides {
+  uint32_t struct_size;
+  int32_t reserved;
+  int64_t num_blocks;   /**< pages of the layer's block_size */
+  int64_t k_offset;     /**< elements before the first K */
+  int64_t v_offset;     /**< elements before the first V */
+  int64_t block_stride; /**< elements from page to page */
+  int64_t token_stride; /**< elements from token to token */
+  int64_t head_stride;  /**< elements from head to head */
+} ClattnCacheStrides;
+/** clattn_cache_adopt() for keys and values that lie anywhere in a buffer, such as two tensors of
+   another library. Not for layers with use_mla. Calls that use the cache refuse one that does not
+   lie in its buffer, or where their kernels cannot read it. */
+CLATTN_C_API ClattnResult clattn_cache_adopt_strided(const ClattnLayer* layer,
+                                                     const ClattnBuffer* buffer,
+                                                     const ClattnCacheStrides* strides,
+                                                     ClattnCache** cache);
+
 /** A state tensor in a buffer's pages: that of page b lies at element offset + b * block_stride. */
 typedef struct ClattnStateView {
   uint32_t struct_size;

@@ -37,6 +37,31 @@ ClattnCache view_cache(const ClattnLayer& layer, const Buffer& memory, const KVC
           rope_dim_of(layer.held.config())};
 }
 
+KVCache strided_cache(const AttentionConfig& config, const Buffer& memory,
+                      const ClattnCacheStrides& at) {
+  detail::throw_unsupported_if(config.use_mla,
+                               "strides: given for a layer with use_mla, supported: "
+                               "clattn_cache_adopt(), because one row is key and value");
+  for (const std::int64_t offset : {at.k_offset, at.v_offset})
+    detail::throw_invalid_if(offset < 0, "strides: an offset is {}, legal: >= 0", offset);
+  KVCache cache;
+  cache.buffer = memory;
+  cache.dtype = config.cache_dtype();
+  cache.num_blocks = at.num_blocks;
+  cache.block_size = config.block_size;
+  cache.num_kv_heads = config.num_kv_heads;
+  cache.head_size = config.head_size;
+  cache.k_offset = at.k_offset;
+  cache.v_offset = at.v_offset;
+  cache.block_stride = at.block_stride;
+  cache.token_stride = at.token_stride;
+  cache.head_stride = at.head_stride;
+  // Of two tensors of pages, one after the other.
+  cache.shape = {2, at.num_blocks, config.block_size, config.num_kv_heads, config.head_size};
+  cache.strides = {at.v_offset - at.k_offset, at.block_stride, at.token_stride, at.head_stride, 1};
+  return cache;
+}
+
 }  // namespace
 
 const KVCache& clattn::c_api::require_bound(const KVCache& cache) {
@@ -69,6 +94,16 @@ ClattnResult clattn_cache_view(const ClattnLayer* layer, const ClattnBuffer* buf
                                ClattnCache** cache) {
   return make_handle(cache, [&] {
     return view_cache(deref(layer, "layer"), held(buffer), spec_of(spec, "spec"), layout);
+  });
+}
+
+ClattnResult clattn_cache_adopt_strided(const ClattnLayer* layer, const ClattnBuffer* buffer,
+                                        const ClattnCacheStrides* strides, ClattnCache** cache) {
+  return make_handle(cache, [&] {
+    const AttentionConfig& config = held(layer).config();
+    return ClattnCache{{strided_cache(config, held(buffer), read(strides, "strides"))},
+                       detail::page_spec(config).page_size_bytes(),
+                       0};
   });
 }
 

@@ -43,6 +43,97 @@ static void test_cache_handles(const Fixture* fixture) {
   clattn_cache_destroy(NULL);
 }
 
+/* Of strides that are legal in `memory`; some others are refused by the call that uses them. */
+static void expect_strides_refused(const Fixture* fixture, ClattnLayer* layer,
+                                   const ClattnBuffer* memory, ClattnCacheStrides at,
+                                   const ClattnTensors* tensors, const ClattnStep* step) {
+  ClattnCache* cache = NULL;
+  EXPECT_INVALID(clattn_cache_adopt_strided(NULL, memory, &at, &cache), "layer is null");
+  EXPECT_INVALID(clattn_cache_adopt_strided(layer, NULL, &at, &cache), "buffer is null");
+  EXPECT_INVALID(clattn_cache_adopt_strided(layer, memory, NULL, &cache), "strides is null");
+  EXPECT_INVALID(clattn_cache_adopt_strided(layer, memory, &at, NULL), "cache is null");
+  at.v_offset = -8;
+  EXPECT_INVALID(clattn_cache_adopt_strided(layer, memory, &at, &cache), "an offset is -8");
+  at.v_offset = 8;
+  at.num_blocks = 100;
+  EXPECT_OK(clattn_cache_adopt_strided(layer, memory, &at, &cache));
+  EXPECT_OK(clattn_layer_bind_cache(layer, cache));
+  EXPECT_INVALID(clattn_layer_forward(layer, fixture->queue, tensors, step), "its last element");
+  clattn_cache_destroy(cache);
+  at.num_blocks = kPages;
+  at.v_offset = 4;
+  EXPECT_OK(clattn_cache_adopt_strided(layer, memory, &at, &cache));
+  EXPECT_OK(clattn_layer_bind_cache(layer, cache));
+  EXPECT_INVALID(clattn_layer_forward(layer, fixture->queue, tensors, step),
+                 "is 4, legal: multiples of 8");
+  clattn_cache_destroy(cache);
+}
+
+/* Pages of 16 tokens x 2 heads of 64, V in front of K, heads outside tokens, gaps between pages:
+   the bits of an ordinary cache with the same keys and values. */
+static void test_strided_cache(const Fixture* fixture) {
+  static float ordinary[kPages * kPageBytes / 4], strided[3 * kPages * kPageBytes / 4];
+  ClattnCacheStrides at = {.struct_size = sizeof at,
+                           .num_blocks = kPages,
+                           .k_offset = kPages * kPageBytes / 2,
+                           .v_offset = 8,
+                           .block_stride = 2 * 16 * 64 + 64,
+                           .token_stride = 64,
+                           .head_stride = 16 * 64};
+  ClattnCacheInfo info = {.struct_size = sizeof info};
+  const ClattnBatchInfo batch = decode_batch();
+  ClattnTensors tensors = {.struct_size = sizeof tensors};
+  ClattnLayerConfig config = layer_config();
+  ClattnLayer* layer = NULL;
+  ClattnCache* caches[2] = {NULL, NULL};
+  ClattnBuffer *memory[2], *query, *output;
+  ClattnStep* step = NULL;
+  float results[2][2 * 8 * 64];
+  EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
+  for (int i = 0; i < kPages * kPageBytes / 4; ++i) ordinary[i] = (float)(i * 37 % 101) / 50 - 1;
+  memory[0] = buffer_with(fixture, ordinary, sizeof ordinary);
+  EXPECT_OK(clattn_cache_adopt(layer, memory[0], "NHD", &caches[0]));
+  EXPECT_OK(clattn_cache_info(caches[0], &info));
+  for (int i = 0; i < kPages * 16 * 2 * 64; ++i) {
+    const int64_t block = i / 2048, token = i / 128 % 16, head = i / 64 % 2, dim = i % 64;
+    const int64_t from =
+        block * info.block_stride + token * info.token_stride + head * info.head_stride + dim;
+    const int64_t to =
+        block * at.block_stride + token * at.token_stride + head * at.head_stride + dim;
+    strided[at.k_offset + to] = ordinary[info.k_offset + from];
+    strided[at.v_offset + to] = ordinary[info.v_offset + from];
+  }
+  memory[1] = buffer_with(fixture, strided, sizeof strided);
+  EXPECT_OK(clattn_cache_adopt_strided(layer, memory[1], &at, &caches[1]));
+  EXPECT_OK(clattn_cache_info(caches[1], &info));
+  EXPECT(info.v_offset == 8 && info.head_stride == 16 * 64 && info.shape[1] == kPages);
+  EXPECT(info.strides[0] == 8 - at.k_offset && info.strides[3] == 16 * 64);
+
+  query = buffer_with(fixture, ordinary, sizeof results[0]);
+  EXPECT_OK(clattn_buffer_create(fixture->context, sizeof results[0], &output));
+  tensors.query.buffer = query;
+  tensors.output.buffer = output;
+  EXPECT_OK(clattn_step_create(layer, NULL, &step));
+  EXPECT_OK(clattn_step_build(step, fixture->queue, &batch));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_OK(clattn_layer_bind_cache(layer, caches[i]));
+    EXPECT_OK(clattn_layer_forward(layer, fixture->queue, &tensors, step));
+    EXPECT_OK(clattn_buffer_read(output, fixture->queue, 0, results[i], sizeof results[i]));
+  }
+  EXPECT(memcmp(results[0], results[1], sizeof results[0]) == 0);
+  EXPECT(results[0][0] != 0);
+
+  expect_strides_refused(fixture, layer, memory[1], at, &tensors, step);
+  clattn_step_destroy(step);
+  clattn_layer_destroy(layer);
+  for (int i = 0; i < 2; ++i) {
+    clattn_cache_destroy(caches[i]);
+    clattn_buffer_destroy(memory[i]);
+  }
+  clattn_buffer_destroy(query);
+  clattn_buffer_destroy(output);
+}
+
 /* Writes one token to block 1 and copies the block to block 3. */
 static void test_write_and_copy(const Fixture* fixture) {
   ClattnCache* cache = NULL;
@@ -240,6 +331,7 @@ static void test_scales_of_layer(const Fixture* fixture) {
 
 void test_caches(const Fixture* fixture) {
   test_cache_handles(fixture);
+  test_strided_cache(fixture);
   test_write_and_copy(fixture);
   test_scales_of_cache(fixture);
   test_scale_of_queries(fixture);
