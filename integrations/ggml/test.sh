@@ -71,14 +71,20 @@ ops() {
   grep -E '^CLAttn: .*(computed|handed on)|tests passed' "$work/conformance.log"
 }
 
-# What must keep the backend out says so, and the program runs without it.
+# What must keep the backend out says so: illegal settings, a version of ggml that is not tested.
+refused() {  # REASON SETTING
+  (cd "$bin" && with_clattn env "$2" "$work/plugin/compare" > "$work/refusal.log" 2>&1) &&
+    fail "$2 was accepted"
+  grep -qF "CLAttn: is not used: $1" "$work/refusal.log" ||
+    { cat "$work/refusal.log"; fail "$2: no reason"; }
+}
 refusals() {
   for setting in CLATTN_GGML_TYPE=cuda CLATTN_GGML_MIN_KEYS=-1 CLATTN_GGML_COUNTS=yes; do
-    (cd "$bin" && with_clattn env "$setting" "$work/plugin/compare" > "$work/refusal.log" 2>&1) &&
-      fail "$setting was accepted"
-    grep -q "CLAttn: is not used: ${setting%=*} is '${setting#*=}', legal:" "$work/refusal.log" ||
-      { cat "$work/refusal.log"; fail "$setting: no reason"; }
+    refused "${setting%=*} is '${setting#*=}', legal:" "$setting"
   done
+  echo 'const char* ggml_version(void) { return "0.1.2"; }' |
+    cc -shared -fPIC -x c - -o "$work/other_version.so"
+  refused "ggml is version 0.1.2, tested with CLAttn:" "LD_PRELOAD=$work/other_version.so"
 }
 
 # The tokens of MODEL (tests/tokens.cpp) with CLAttn are those of llama.cpp with the flash attention
