@@ -53,15 +53,12 @@ float random_value(int, int, int) {
   return std::uniform_real_distribution<float>(-1, 1)(random);
 }
 
-}  // namespace
-
-std::vector<Case> cases() {
-  const Mask nothing = [](int, int row, int key) { return row % 2 == 0 || key > 8 ? kHidden : 0; };
+std::vector<Case> shapes() {
   return {
       {.name = "decode", .keys = 1024, .mask = causal(1, 1024)},
       {.name = "decode without a mask", .keys = 1024},
       {.name = "a step after a step", .mask = causal(1, 512), .second_mask = causal(1, 509)},
-      {.name = "from a mask that is computed to one that is not, in shape",
+      {.name = "a prompt, then another mask at the same place",
        .rows = 4,
        .mask = causal(4, 512),
        .second_mask = every_third()},
@@ -85,6 +82,12 @@ std::vector<Case> cases() {
        .streams = 3,
        .mask = causal(5, 512),
        .by_head = true},
+  };
+}
+
+std::vector<Case> masks() {
+  const Mask nothing = [](int, int row, int key) { return row % 2 == 0 || key > 8 ? kHidden : 0; };
+  return {
       {.name = "unified cache, decode of 4 sequences", .rows = 4, .mask = unified(4, 4, 512)},
       {.name = "unified cache, 8 rows of each of 3", .rows = 24, .mask = unified(3, 24, 512)},
       {.name = "unified cache, sequences side by side",
@@ -127,7 +130,7 @@ std::vector<Case> cases() {
        .mask = causal(6, 512),
        .hidden_nan = true},
       {.name = "masks of other values", .rows = 4, .mask = random_value, .computed = false},
-      {.name = "from computed to handed on and back is not needed: two buffers",
+      {.name = "keys and values in two buffers",
        .mask = causal(1, 512),
        .two_buffers = true,
        .computed = false},
@@ -140,4 +143,12 @@ std::vector<Case> cases() {
       {.name = "heads of 36", .head_size = 36, .mask = causal(1, 512), .computed = false},
       {.name = "heads of 512", .head_size = 512, .mask = causal(1, 512), .computed = false},
   };
+}
+
+}  // namespace
+
+std::vector<Case> cases() {
+  std::vector<Case> all = shapes();
+  for (const Case& each : masks()) all.push_back(each);
+  return all;
 }
