@@ -5,13 +5,17 @@
 using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
 using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
 
-namespace {
+namespace clattn::c_api {
 
 /// A builder, and the batch that it has.
 struct HeldMetadata {
   RecurrentMetadataBuilder builder;
   std::optional<RecurrentMetadata> built;
 };
+
+}  // namespace clattn::c_api
+
+namespace {
 
 /// A type, an activation's name or a size that 0 or NULL leaves to the default.
 DType type_or(const char* name, DType otherwise) {
