@@ -60,8 +60,8 @@ struct DeviceCapabilities {
       0;  ///< sizes of sub-groups that were seen to run in step, a bit each: 8 | 16 | 32 | 64. Size
           ///< 32 also executes kernels for NVIDIA's GPUs (family gpu_ptx): slowly, and only where
           ///< asked for
-  std::vector<std::string> matrix_units = {};  ///< headers of kernels_cl/ (tile/mfma.clh) whose
-                                               ///< products of matrices were seen to be right
+  std::vector<std::string> matrix_units = {};  ///< units (mfma, dpas16_decode) whose products of
+                                               ///< matrices were seen to be right
   std::vector<std::string> wrong_matrix_units =
       {};  ///< those that the driver builds, but that compute something else: not used
   bool flushes_f16 = false;  ///< products of matrix_units treat f16 below 2^-14 as 0 (AMD MI200)

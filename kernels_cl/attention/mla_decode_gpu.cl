@@ -10,9 +10,9 @@
      for each tile of BLOCK_KV keys
        the tile: registers -> local memory, as f32           (read from the cache once)
        the next tile: cache -> registers                     (in flight during all that follows)
-       s[row][key] = <q, c> over the own quads               then summed over the 32 lanes
+       s[row][key] = <q, c> over the lane's quads            then summed over the 32 lanes
        online softmax, the same in all lanes of a team
-       acc[row] += p * c over the own quads of HEAD_DIM      (the same local tile)
+       acc[row] += p * c over the lane's quads of HEAD_DIM   (the same local tile)
 
    A float4 read from local memory does 4 ROWS_EACH multiply-adds. A row does KEY_DIM + HEAD_DIM
    multiply-adds a key; at 512 + 64 in 16 bits and 16 rows that is 30 operations a byte of cache
@@ -57,7 +57,8 @@
 CLA_MAP(cla_mla_gpu_load_key, i, CLA_GROUP_DEALT(i) / CLA_UNITS)
 CLA_MAP(cla_load_unit, i, CLA_GROUP_DEALT(i) % CLA_UNITS)
 
-/* Pages of the own loads in the tile at `first`; keys from `end` on stand for the one before. */
+/* Pages of the work-item's loads in the tile at `first`; the key before `end` stands for later
+   ones. */
 static inline void cla_mla_gpu_find_pages(int* page, __global const int* pages, int first,
                                           int end) {
 #pragma unroll
@@ -109,7 +110,7 @@ static inline void cla_read_row(float4* q, const ClaTask* task, uint row,
   }
 }
 
-/* acc[ROWS_EACH][ACC_QUADS] += p * c over the own quads. all_seen: else keys that a row does not
+/* acc[ROWS_EACH][ACC_QUADS] += p * c over the lane's quads. all_seen: else keys that a row does not
    see are left out, since they may hold inf or NaN; a constant at every call. */
 static inline void cla_mla_gpu_add_values(float4* acc, const float* p, __local const float4* tile,
                                           int all_seen) {
@@ -128,7 +129,7 @@ static inline void cla_mla_gpu_add_values(float4* acc, const float* p, __local c
   }
 }
 
-/* scores[ROWS_EACH][BLOCK_KV] = <q, k> over the own quads. */
+/* scores[ROWS_EACH][BLOCK_KV] = <q, k> over the lane's quads. */
 static inline void cla_mla_gpu_score_tile(float* scores, const float4* query,
                                           __local const float4* tile) {
 #pragma unroll

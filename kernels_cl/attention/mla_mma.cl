@@ -11,9 +11,9 @@
      for each tile of TILE_KEYS keys
        the tile: registers -> local memory, in 16 bits      (read from the cache once)
        the next tile: cache -> registers                    (in flight during all that follows)
-       S = Q K^T over the own dims of KEY_DIM               summed over DIM_PARTS warps
+       S = Q K^T over the warp's dims of KEY_DIM            summed over DIM_PARTS warps
        P = 2^(S - max), O = O * 2^(old max - max)           the same in these warps
-       O += P V for the own dims of HEAD_DIM                (the same local tile)
+       O += P V for the warp's dims of HEAD_DIM             (the same local tile)
 
    A warp of 16 rows would need 128 registers a lane for their sums on MFMA, 256 on WMMA, and 72 and
    144 for queries of 576 dims. So, by count,
@@ -236,7 +236,7 @@ CLA_KERNEL clattn_mla_mma(CLA_PARAMS) {
   cla_decode_begin_rows(rows, state, acc, &opt, &task, call.causal, first_row, lane);
 
   int first = keys.begin - keys.begin % CLA_BLOCK_KV;
-  int page = 0; /* of the own key in the tile behind the one in raw */
+  int page = 0; /* of the work-item's key in the tile after the one in raw */
   ClaKvRaw raw[CLA_LATENT_LOADS];
   if (first < keys.end) {
     const uint position = cla_team_position(first, keys.end);

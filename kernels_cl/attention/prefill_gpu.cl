@@ -132,7 +132,7 @@ static inline void cla_add_slice(float4* acc, __local const float4* p_rows,
   }
 }
 
-/* scores[4][KEYS] = Q K^T of the own rows and keys, a piece of the dims after the other. */
+/* scores[4][KEYS] = Q K^T of the lane's rows and keys, one piece of the dims after the other. */
 static inline void cla_prefill_gpu_score_tile(float* scores, __local float4* stage,
                                               const ClaTask* task, __global const CLA_Q_T* q,
                                               long offset, long token_stride, float scale,

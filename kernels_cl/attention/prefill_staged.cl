@@ -55,7 +55,7 @@
 #define CLA_MARK_4096 (CLA_Q_DTYPE == 1 ? 0x6c00u : 0x4580u)
 
 /* Steps of Q K^T for which a lane holds queries: all, where the registers suffice. Else they are
-   read from the caches again, so many at a time. */
+   read from the caches again, this many at a time. */
 #define CLA_HELD_STEPS (4 * CLA_A_UNITS * CLA_QK_STEPS + CLA_ACC_SIZE <= 112 ? CLA_QK_STEPS : 2)
 
 #define CLA_V_ROWS (CLA_ACC_TILES * CLA_TILE_COLUMNS)

@@ -195,8 +195,7 @@ DeviceCapabilities Card::capabilities() const {
     result.inline_ptx = result.warpgroup_products = result.fp8_conversions = true;
     result.ptx_arch = 90;
   } else {
-    result.matrix_units = {fmt::format("tile/{}.clh", unit),
-                           fmt::format("tile/{}_decode.clh", unit)};
+    result.matrix_units = {unit, fmt::format("{}_decode", unit)};
   }
   return result;
 }

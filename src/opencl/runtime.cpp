@@ -7,8 +7,8 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "opencl/device/device_info.hpp"
-#include "opencl/device/matrix_units.hpp"
 #include "opencl/device/self_test.hpp"
+#include "opencl/device/units.hpp"
 #include "opencl/program/program.hpp"
 #include "tuning/tuning_table.hpp"
 
@@ -75,9 +75,10 @@ void Runtime::self_test() {
     }
   }
   std::string text = texts.device + texts.x86_tiles;
-  for (const MatrixUnit& unit : kMatrixUnits) {
+  for (const Unit* unit : matrix_units()) {
     text += texts.units.emplace_back(
-        flatten_source(std::string(unit.self_test()), read_file_, unit.header).text);
+        flatten_source(std::string(unit->self_test()), read_file_, unit->header).text);
+    text += unit->compiler_options();
   }
   // Environment variables of some drivers change these two.
   const std::string limits = fmt::format("local={} group={} host={}", capabilities_.local_mem_bytes,
@@ -106,8 +107,8 @@ void Runtime::self_test() {
   capabilities_.long_loops = result.long_loops != 0;
   capabilities_.struct_arguments = result.struct_arguments != 0;
   capabilities_.sub_groups_in_step = result.sub_groups_in_step;
-  capabilities_.matrix_units = unit_headers(result.right_matrix_units);
-  capabilities_.wrong_matrix_units = unit_headers(result.wrong_matrix_units);
+  capabilities_.matrix_units = unit_names(result.right_matrix_units);
+  capabilities_.wrong_matrix_units = unit_names(result.wrong_matrix_units);
   for (const std::string& unit : capabilities_.wrong_matrix_units)
     log(LogLevel::kInfo, "{}: {} computes wrong and is not used", capabilities_.name, unit);
   capabilities_.flushes_f16 = result.flushing_matrix_units != 0;  // a device has one unit of f16

@@ -15,7 +15,7 @@
 
 #include "kernels/choose/variants.hpp"
 #include "opencl/device/device_info.hpp"
-#include "opencl/device/matrix_units.hpp"
+#include "opencl/device/units.hpp"
 #include "opencl/program/source.hpp"
 #include "tools/extra_kernels.hpp"
 
@@ -308,22 +308,20 @@ constexpr std::array kExtras = {
 
 /// Self-tests of matrix units. One that does not compile would leave a device without its unit.
 void dump_self_tests(const std::filesystem::path& directory) {
-  for (const clattn::detail::MatrixUnit& unit : clattn::detail::kMatrixUnits) {
-    const std::string header(unit.header);
+  for (const clattn::detail::Unit* unit : clattn::detail::matrix_units()) {
+    const std::string header(unit->header);
     struct Case {
       int head_size, dtype, cache_dtype;
     };
     for (const Case& row : {Case{128, 2, 2}, Case{64, 1, 5}, Case{32, 1, 1}}) {
-      if (!unit.few_rows && row.head_size < 128) continue;
-      write_kernel(
-          directory,
-          fmt::format("selftest__{}_d{}", std::filesystem::path(header).stem().string(),
-                      row.head_size),
-          std::string(unit.self_test()),
-          fmt::format("-DCLA_PTX=0 -DCLA_WG_SIZE={} -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={} "
-                      "-DCLA_HEAD_DIM={}{}",
-                      2 * unit.lanes, row.dtype, row.cache_dtype, row.head_size, unit.options),
-          std::string(kind_of(header, KernelFamily::kGpuMatrix)), header);
+      if (!unit->traits.few_rows && row.head_size < 128) continue;
+      write_kernel(directory, fmt::format("selftest__{}_d{}", unit->name, row.head_size),
+                   std::string(unit->self_test()),
+                   fmt::format("-DCLA_PTX=0 -DCLA_WG_SIZE={} -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={} "
+                               "-DCLA_HEAD_DIM={}{}",
+                               2 * unit->traits.lanes, row.dtype, row.cache_dtype, row.head_size,
+                               unit->compiler_options()),
+                   std::string(kind_of(header, KernelFamily::kGpuMatrix)), header);
     }
   }
 }

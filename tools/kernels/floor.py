@@ -164,17 +164,17 @@ def table():
     size = sum((KERNELS / file).read_text().count("\n") for file in FILES)
     counted = [
         ("macros met by prefill_wgmma", len(macros), 217, 120, macros),
-        ("#if per 100 lines of prefill_wgmma", density, 9.7, 8, asked),
+        ("#if per 100 lines of prefill_wgmma", density, 7.5, 8, asked),
         ("uses of CLA_FP8_PRODUCTS", None, 0, 10, uses_of("CLA_FP8_PRODUCTS")),
-        ("functions of one name in several files", None, 28, 10, functions),
-        ("structs of one name in several files", None, 4, 0, structs),
-        ("softmaxes", None, 4, 3, softmaxes()),
-        ("tables that list units", None, 2, 1, unit_tables()),
+        ("functions of one name in several files", None, 4, 10, functions),
+        ("structs of one name in several files", None, 0, 0, structs),
+        ("softmaxes", None, 3, 3, softmaxes()),
+        ("tables that list units", None, 1, 1, unit_tables()),
         ("headers that their includer sets unchecked", None, 0, 0, ambient_headers()),
         ("includes between definitions", None, 0, 0, late_includes()),
         ("lines of the longest function", longest[-1][0], 97, 90,
          [f"{lines} {at}" for lines, at in longest[-20:]]),
-        ("lines of kernels_cl", size, 15478, 15150, []),
+        ("lines of kernels_cl", size, 15416, 15150, []),
     ]
     return [(what, len(of) if count is None else count, limit, goal, of)
             for what, count, limit, goal, of in counted]

@@ -20,7 +20,7 @@ devices=${INTEL_DEVICES:-skl tgllp dg2-g10 pvc}
 lanes=
 case $options in
   *-cl-intel-256-GRF-per-thread*)
-    lanes=$(sed -n 's/^#define CLA_SUB_GROUP //p' "$file")
+    lanes=$(echo "$options" | sed -n 's/.*-DCLA_SUB_GROUP=\([0-9]*\).*/\1/p')
     cat "$(dirname "$0")/intel_built_ins.h" "$file" > "$work/$name.cl"
     file=$work/$name.cl
     ;;

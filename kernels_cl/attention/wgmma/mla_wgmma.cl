@@ -85,7 +85,7 @@ static inline void cla_start_row(__local uint4* tile, uint row, __global const C
     cla_copy_async(to + block * 64 * 8, from + block * 64 + 8 * unit, wanted);
 }
 
-/* Pages of the own keys in the tile at `tile`; 0 where there is none. */
+/* Pages of the lane's keys in the tile at `tile`; 0 where there is none. */
 static inline void cla_latent_pages(int* page, __global const int* pages, int tile, int end,
                                     uint warp, uint lane) {
 #pragma unroll
@@ -95,7 +95,7 @@ static inline void cla_latent_pages(int* page, __global const int* pages, int ti
   }
 }
 
-/* Starts to copy the own part of a tile; keys from `end` on become zeros. */
+/* Starts to copy the lane's part of a tile; keys from `end` on become zeros. */
 static inline void cla_start_latent(__local uint4* k_tile, __global const CLA_KV_T* cache,
                                     const int* page, int tile, int end, uint warp, uint lane) {
 #pragma unroll
@@ -107,7 +107,7 @@ static inline void cla_start_latent(__local uint4* k_tile, __global const CLA_KV
   }
 }
 
-/* Brings the task's queries and tells `full`. */
+/* Brings the task's queries and arrives at `full`. */
 static inline void cla_load_latent_queries(__local uint4* q_tile, const ClaTask* task,
                                            __global const CLA_Q_T* q, long token_stride,
                                            float scale, __local ulong* full, uint warp, uint lane) {
@@ -144,7 +144,7 @@ static inline void cla_hand_over(ClaHandover to, ClaPipeline* pipeline, const ui
     to.factors[CLA_C_ROW_STEP(0)] = factors.x;
     to.factors[CLA_C_ROW_STEP(1)] = factors.y;
   }
-  cla_warp_barrier(); /* handed over -> told */
+  cla_warp_barrier(); /* handed over -> full */
   if (cla_leads_warp(lid)) cla_barrier_arrive(to.full);
   *pipeline = cla_next_stage(*pipeline, 1);
 }
@@ -155,7 +155,7 @@ static inline float2 cla_take_over(ClaHandover from, ClaPipeline* pipeline, uint
 #pragma unroll
   for (uint i = 0; i < num_words; ++i) words[i] = from.words[i * CLA_WARPGROUP + lid];
   const float2 factors = (float2)(from.factors[CLA_C_ROW_STEP(0)], from.factors[CLA_C_ROW_STEP(1)]);
-  cla_warp_barrier(); /* taken over -> told */
+  cla_warp_barrier(); /* taken over -> empty */
   if (cla_leads_warp(lid)) cla_barrier_arrive(from.empty);
   *pipeline = cla_next_stage(*pipeline, 1);
   return factors;
@@ -222,7 +222,8 @@ typedef struct ClaLatentConsumer {
   uint q_desc, k_desc, v_desc;
 } ClaLatentConsumer;
 
-/* Makes the own dims of a tile safe to multiply for rows that do not see it; its products with
+/* Makes this warpgroup's dims of a tile safe to multiply for rows that do not see it; its products
+   with
    queries are done. */
 static inline void cla_prepare_latent(const ClaLatentConsumer* own, const ClaWork* work,
                                       ClaPipeline pipeline, int tile) {
@@ -230,7 +231,7 @@ static inline void cla_prepare_latent(const ClaLatentConsumer* own, const ClaWor
                        own->lid, own->name);
 }
 
-/* Adds the own dims of a tile of values beside which no product runs. */
+/* Adds this warpgroup's dims of a tile of values beside which no product runs. */
 static inline void cla_take_latent(const ClaLatentConsumer* own, ClaPipeline* pipeline, float* acc,
                                    const ClaA* probabilities) {
   cla_start_pv(acc, probabilities, own->v_desc + pipeline->stage * CLA_TILE_UNITS);

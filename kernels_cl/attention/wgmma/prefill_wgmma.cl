@@ -106,19 +106,12 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   __local uint4 q_tiles[CLA_QUERY_STAGES * CLA_QUERY_UNITS] __attribute__((aligned(1024)));
   __local uint4 k_tiles[CLA_STAGES * (CLA_KEY_TILE_UNITS + CLA_TILE_UNITS)]
       __attribute__((aligned(1024)));
-#if CLA_CONVERTS
-  __local uint4 raw[CLA_RAW_UNITS];
-#else
-  __local uint4* const raw = 0;
-#endif
+  __local uint4 raw[CLA_CONVERTS ? CLA_RAW_UNITS : 1];
   __local ClaTask tasks[CLA_QUERY_STAGES];
   __local ClaLeftOut left_out[CLA_QUERY_STAGES];
   __local float marks[CLA_LANES];
-#if CLA_BOXES
-  __local int maps[2 * CLA_MAP_INTS] __attribute__((aligned(128))); /* of keys, of values */
-#else
-  __local int* const maps = 0;
-#endif
+  __local int maps[CLA_BOXES ? 2 * CLA_MAP_INTS : 1]
+      __attribute__((aligned(128))); /* of keys, of values */
   __local ulong full_q[CLA_QUERY_STAGES], empty_q[CLA_QUERY_STAGES];
   __local ulong full_k[2 * CLA_STAGES], empty_k[2 * CLA_STAGES]; /* those of values follow */
   __local ulong maps_made[1];
@@ -142,23 +135,7 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
     cla_produce(call, &opt, &at, raw, meta, tensor_maps, q, k_cache, v_cache, num_tasks, &self);
     return;
   }
-#if CLA_BOXES
-  if (get_local_id(0) < 2 * CLA_LANES) { /* beside the first queries' way */
-    const ClaRowsAt rows = {
-      self.warp == 0 ? k_cache + call.k_offset : CLA_VALUES,
-      call.token_stride,
-      call.block_stride
-#if CLA_IS_PADDED
-      ,
-      call.head_stride,
-      call.num_kv_heads
-#endif
-    };
-    cla_make_map(tensor_maps + self.warp * CLA_MAP_INTS, maps + self.warp * CLA_MAP_INTS, &rows,
-                 self.lane);
-    if (self.lane == 0) cla_barrier_arrive(maps_made);
-  }
-#endif
+  cla_make_maps(&at, &call, maps, tensor_maps, k_cache, v_cache, &self);
   CLA_TAKE_REGISTERS(CLA_CONSUMER_REGISTERS);
   const ClaRowResults results = CLA_ROW_RESULTS;
   const ClaValuesAt values = {CLA_VALUES, meta + call.pages_at, CLA_VALUE_STRIDES(call)};

@@ -54,11 +54,8 @@ CLA_KERNEL clattn_prefill_wgmma_fp8(CLA_PARAMS) {
   __local ClaTask tasks[CLA_QUERY_STAGES];
   __local ClaLeftOut left_out[CLA_QUERY_STAGES];
   __local float marks[CLA_LANES];
-#if CLA_BOXES
-  __local int maps[2 * CLA_MAP_INTS] __attribute__((aligned(128))); /* of keys, of values */
-#else
-  __local int* const maps = 0;
-#endif
+  __local int maps[CLA_BOXES ? 2 * CLA_MAP_INTS : 1]
+      __attribute__((aligned(128))); /* of keys, of values */
   __local ulong full_q[CLA_QUERY_STAGES], empty_q[CLA_QUERY_STAGES];
   __local ulong full_k[2 * CLA_STAGES], empty_k[2 * CLA_STAGES]; /* those of values follow */
   __local ulong maps_made[1], full_raw[CLA_RAW_BARRIERS];
@@ -86,7 +83,7 @@ CLA_KERNEL clattn_prefill_wgmma_fp8(CLA_PARAMS) {
                     num_tasks, &self);
     return;
   }
-  cla_make_maps(&at, call, maps, tensor_maps, k_cache, v_cache, &self);
+  cla_make_maps(&at, &call, maps, tensor_maps, k_cache, v_cache, &self);
   CLA_TAKE_REGISTERS(232);
   const ClaRowResults results = CLA_ROW_RESULTS;
   const ClaValuesAt values = {CLA_VALUES, meta + call.pages_at, CLA_VALUE_STRIDES(call)};

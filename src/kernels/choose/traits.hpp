@@ -8,31 +8,9 @@
 #include <string>
 #include <string_view>
 
+#include "opencl/device/units.hpp"
+
 namespace clattn::detail {
-
-/// What a unit needs of a device.
-enum class Needs : std::uint8_t {
-  kNothing,
-  kCpu,
-  kLanes,  ///< UnitTraits::lanes in step: a warp of inline PTX, or sub-groups
-  kWarpgroups,
-  kBF16Products,
-  kX86Tiles,
-  kMatrixUnit,  ///< Unit::header, which its self-test saw compute right
-};
-
-/// A set of element types.
-using TypeSet = std::uint8_t;
-constexpr TypeSet type_set(DType dtype) {
-  return static_cast<TypeSet>(1U << static_cast<unsigned>(dtype));
-}
-inline constexpr TypeSet kBF16 = type_set(DType::kBF16);
-inline constexpr TypeSet k16Bit = kBF16 | type_set(DType::kF16);
-inline constexpr TypeSet kE4M3 = type_set(DType::kFp8E4M3);
-inline constexpr TypeSet kFp8 = type_set(DType::kFp8E4M3) | type_set(DType::kFp8E5M2);
-inline constexpr TypeSet k8Bit = kFp8 | type_set(DType::kInt8);
-inline constexpr TypeSet kAnyType = k16Bit | k8Bit | type_set(DType::kF32);
-inline constexpr TypeSet kSameType = 1U << 7U;  ///< of a cache: the queries' type
 
 /// How the work-groups of a launch come to their tasks.
 enum class Tasks : std::uint8_t {
@@ -55,40 +33,6 @@ using HeadSizes = std::array<std::int32_t, 3>;
 struct HeadPair {
   std::int32_t key = 0, value = 0;
   bool operator==(const HeadPair&) const = default;
-};
-
-struct UnitTraits {
-  /// What a group wrote before a fence is seen by a group that knows of it from an atomic, so
-  /// kernels can merge their own splits. OpenCL C 1.2 does not promise that.
-  bool fence = false;
-  std::int32_t lanes = 0;      ///< that run in step; 0 = it knows of none
-  std::int32_t tile_rows = 0;  ///< of a product, of a unit of the contract
-  bool asked_only = false;     ///< used only where a tuning row names the kernel
-  bool ptx = false;            ///< by inline PTX where there is any, else by sub-groups
-  /// On CPUs by sub-groups: its header has a second body, so that kernels can be checked there.
-  bool by_sub_groups = false;
-  std::int32_t dot = 0;               ///< CLA_DOT of kernels_cl/core/vec.clh
-  bool rounds_probabilities = false;  ///< to the queries' type, before they meet V
-  /// Queries and probabilities are rounded to e4m3, caches used as stored. Only where asked for.
-  bool fp8_products = false;
-  std::int32_t head_step = 1;          ///< heads, and rotary parts, are a multiple of it
-  std::int32_t most_key_elements = 0;  ///< block_kv * mean size of a key and a value; 0 = any
-  /// Most accumulators of a warp, rows * value size, if warps divide them among themselves; 0 =
-  /// any.
-  std::int32_t most_sums = 0;
-  /// In kernels whose warps have keys of their own (kPerWarp), several warps share the same keys,
-  /// so that each has tile_rows rows and this many of their dims (CLA_WARP_DIMS of
-  /// kernels_cl/tile/decode_sizes.clh); 0 = each has all rows and dims.
-  std::int32_t warp_dims = 0;
-};
-
-/// A row UNIT of units.inc.
-struct Unit {
-  std::string_view header;  ///< of kernels_cl, that kernels include as tile/unit.clh; empty = none
-  KernelFamily family{};
-  Needs needs{};
-  TypeSet queries = 0, cache = 0;
-  UnitTraits traits;
 };
 
 struct KernelTraits {
@@ -125,22 +69,15 @@ struct KernelTraits {
   bool wide = false;
 };
 
-/// A row KERNEL of units.inc.
+/// A row KERNEL of kernels.inc.
 struct Kernel {
   std::string_view file;  ///< of kernels_cl
   std::string_view entry;
   KernelTraits traits;
 };
 
-enum class UnitId : std::uint8_t {
-#define UNIT(name, ...) name,
-#include "kernels/choose/units.inc"
-};
-const Unit& unit_of(UnitId id);
 /// Whether kernels on the unit are compiled with CLA_PTX=2: kernels_cl/tile/lanes.clh.
 bool runs_by_sub_groups(const Unit& unit, const DeviceCapabilities& device);
-/// Of the compiler that has the unit's instructions, after a space.
-std::string_view unit_options(const Unit& unit);
 /// Why the device does not meet the unit's needs; nothing if it does.
 std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities& device);
 /// Why the device meets the needs of no unit of the family; nothing if it does.
@@ -148,7 +85,7 @@ std::optional<std::string> unmet_need(KernelFamily family, const DeviceCapabilit
 
 enum class KernelId : std::uint8_t {
 #define KERNEL(name, ...) name,
-#include "kernels/choose/units.inc"
+#include "kernels/choose/kernels.inc"
 };
 const Kernel& kernel_of(KernelId id);
 

@@ -65,7 +65,8 @@ static_assert(rows_are_sound(), "variants.inc: a tile, a work-group size or a na
 
 /// Query rows of the decode tiles on devices that multiply prompts in e4m3.
 constexpr std::int32_t decode_rows(const Variant& variant) {
-  return variant.unit_id == UnitId::sm80_decode ? variant.block_rows : 0;
+  const UnitTraits& unit = unit_of(variant.unit_id).traits;
+  return unit.ptx && unit.few_rows ? variant.block_rows : 0;
 }
 static_assert(decode_rows(std::ranges::max(kVariants, {}, decode_rows)) == kMostDecodeRows,
               "kMostDecodeRows is not the largest tile's");
@@ -370,8 +371,8 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       variant.block_rows > 0 ? tile_rows(variant, shape) : 0, variant.block_kv,
       variant.work_group_size, vec, ptx, merges_splits(variant) ? 1 : 0, x, tiling.kv_heads,
       unit.ptx && (capabilities.fp8_conversions || unit.fp8_products) ? 1 : 0, unit.dot);
-  if (by_sub_groups) options += fmt::format(" -DCLA_SUB_GROUP={}", unit.lanes);
-  if (!by_sub_groups) options += unit_options(unit_of(variant.unit_id));
+  options += by_sub_groups ? fmt::format(" -DCLA_SUB_GROUP={}", unit.lanes)
+                           : unit_of(variant.unit_id).compiler_options();
   if (shape.values_apart()) options += fmt::format(" -DCLA_VALUE_DIM={}", shape.value_size());
   if (const std::int32_t room = padded_head(variant.kernel(), shape); room > shape.head_size)
     options += fmt::format(" -DCLA_PADDED_DIM={}", room);

@@ -10,7 +10,7 @@
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "opencl/device/device_info.hpp"
-#include "opencl/device/matrix_units.hpp"
+#include "opencl/device/units.hpp"
 #include "opencl/program/program.hpp"
 #include "shared/call.h"
 
@@ -183,13 +183,13 @@ bool tile_products_are_right(const Prober& prober) {
 enum class UnitVerdict : std::uint8_t { kAbsent, kRight, kWrong };
 
 /// By the numbers of types of kernels_cl/core/types.clh.
-std::string self_test_options(const MatrixUnit& unit, int dtype, int cache_dtype) {
+std::string self_test_options(const Unit& unit, int dtype, int cache_dtype) {
   return fmt::format("{} -DCLA_PTX=0 -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={}{}", kBuildOptions, dtype,
-                     cache_dtype, unit.options);
+                     cache_dtype, unit.compiler_options());
 }
 
 /// Of f16, by a unit that is right.
-bool flushes_subnormals(const Prober& prober, const MatrixUnit& unit) {
+bool flushes_subnormals(const Prober& prober, const Unit& unit) {
   const auto result =
       prober.run(0, "clattn_selftest_subnormals", 0, 1, 1, self_test_options(unit, 1, 1));
   return result && std::bit_cast<float>(result->front()) == 0;
@@ -206,11 +206,11 @@ constexpr UnitCase kFewRowsCases[] = {{1, 1, 32},  {1, 1, 64}, {1, 1, 128}, {2, 
                                       {2, 2, 128}, {1, 4, 32}, {1, 4, 64},  {1, 5, 32}, {1, 5, 64}};
 
 /// A unit whose header the compiler refuses in any case is absent.
-UnitVerdict judge_unit(const Prober& prober, const MatrixUnit& unit) {
+UnitVerdict judge_unit(const Prober& prober, const Unit& unit) {
   constexpr std::size_t kMostWords = std::size_t{1} << 14U;
   UnitVerdict verdict = UnitVerdict::kRight;
   for (const UnitCase& wanted :
-       unit.few_rows ? std::span<const UnitCase>(kFewRowsCases) : kTileCases) {
+       unit.traits.few_rows ? std::span<const UnitCase>(kFewRowsCases) : kTileCases) {
     const std::string options =
         fmt::format("{} -DCLA_HEAD_DIM={}",
                     self_test_options(unit, wanted.dtype, wanted.cache_dtype), wanted.head_size);
@@ -221,24 +221,27 @@ UnitVerdict judge_unit(const Prober& prober, const MatrixUnit& unit) {
   return verdict;
 }
 
-/// The unit of tiles with the same instructions; of such a unit, itself.
-std::size_t tile_unit_of(const MatrixUnit& unit) {
-  const auto tile = std::ranges::find(kMatrixUnits, unit.instructions, &MatrixUnit::instructions);
-  return static_cast<std::size_t>(tile - kMatrixUnits.begin());
+/// The index of the unit of tiles with the same instructions; of such a unit, its own.
+std::size_t tile_unit_of(const Unit& unit) {
+  const auto& tested = matrix_units();
+  const auto tile = std::ranges::find_if(tested, [&](const Unit* other) {
+    return other->traits.instructions == unit.traits.instructions;
+  });
+  return static_cast<std::size_t>(tile - tested.begin());
 }
 
 /// Sets the unit's bits of a result in which the units of tiles have theirs.
 void test_unit(const Prober& prober, std::size_t index, SelfTestResult& result) {
-  const MatrixUnit& unit = kMatrixUnits.at(index);
+  const Unit& unit = *matrix_units().at(index);
   const std::uint32_t own = 1U << index, tile = 1U << tile_unit_of(unit);
-  if (unit.few_rows && (result.right_matrix_units & tile) == 0) {
+  if (unit.traits.few_rows && (result.right_matrix_units & tile) == 0) {
     if ((result.wrong_matrix_units & tile) != 0) result.wrong_matrix_units |= own;
     return;
   }
   const UnitVerdict verdict = judge_unit(prober, unit);
   if (verdict == UnitVerdict::kRight) result.right_matrix_units |= own;
   if (verdict == UnitVerdict::kWrong) result.wrong_matrix_units |= own;
-  if (verdict == UnitVerdict::kRight && !unit.few_rows && flushes_subnormals(prober, unit))
+  if (verdict == UnitVerdict::kRight && !unit.traits.few_rows && flushes_subnormals(prober, unit))
     result.flushing_matrix_units |= own;
 }
 
@@ -339,8 +342,8 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     // Sub-groups at the same time.
     test_sub_groups(prober_of(text, kWarpgroup), reported.kind, result);
   }
-  for (std::size_t i = 0; i < kMatrixUnits.size(); ++i) {
-    const std::size_t group = 2 * kMatrixUnits.at(i).lanes;
+  for (std::size_t i = 0; i < matrix_units().size(); ++i) {
+    const auto group = 2 * static_cast<std::size_t>(matrix_units()[i]->traits.lanes);
     if (reported.kind != DeviceKind::kGpu || reported.max_work_group_size < group) continue;
     test_unit(prober_of(texts.units.at(i), group), i, result);
   }

@@ -23,7 +23,7 @@ struct SelfTestResult {
   std::int32_t long_loops = 1;
   std::int32_t struct_arguments = 1;
   std::uint32_t sub_groups_in_step = 0;
-  std::uint32_t right_matrix_units = 0;  ///< bit i: kMatrixUnits[i] (matrix_units.hpp)
+  std::uint32_t right_matrix_units = 0;  ///< bit i: matrix_units()[i] (units.hpp)
   std::uint32_t wrong_matrix_units = 0;  ///< those that are built, but compute something else
   /// Those whose products of f16 take subnormal elements as 0 (AMD's MI200).
   std::uint32_t flushing_matrix_units = 0;
@@ -45,7 +45,7 @@ struct SelfTestReport {
 struct SelfTestTexts {
   std::string device;                   ///< selftest.cl
   std::string x86_tiles = {};           ///< selftest_amx.cl; empty where the process has none
-  std::vector<std::string> units = {};  ///< the self-test of each of kMatrixUnits
+  std::vector<std::string> units = {};  ///< the self-test of each of matrix_units()
 };
 
 /// Runs the kernels of `texts` on a queue of its own. What fails to build or computes wrong is

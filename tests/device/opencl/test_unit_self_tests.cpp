@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "device/runtime_fixture.hpp"
-#include "opencl/device/matrix_units.hpp"
+#include "opencl/device/units.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -33,27 +33,26 @@ constexpr Case kFewRows[] = {{1, 1, 32},  {1, 1, 64}, {2, 2, 96},
 
 /// Text of a unit's header, and a replacement that makes a map or an exchange wrong.
 struct Fault {
-  std::string_view header;  ///< of the unit
-  std::string_view file;    ///< that holds the text
+  std::string_view unit;
+  std::string_view file;  ///< that holds the text
   std::string_view right, wrong;
 };
 constexpr Fault kFaults[] = {
-    {"tile/mfma_decode.clh", "tile/wave_decode.clh", "CLA_V_KEY_STEP(i) CLA_C_COLUMN_STEP(i)",
+    {"mfma_decode", "tile/wave_decode.clh", "CLA_V_KEY_STEP(i) CLA_C_COLUMN_STEP(i)",
      "CLA_V_KEY_STEP(i) ((i) ^ 1)"},
-    {"tile/mfma_decode.clh", "tile/mfma_decode.clh", "((lane) / 16 * CLA_O_TILE_UNITS)",
+    {"mfma_decode", "tile/mfma_decode.clh", "((lane) / 16 * CLA_O_TILE_UNITS)",
      "((lane) / 16 % 2 * CLA_O_TILE_UNITS)"},
-    {"tile/mfma_decode.clh", "tile/wave_decode.clh", "CLA_ROW_LANES (CLA_LANES - 16u)",
-     "CLA_ROW_LANES 32u"},
-    {"tile/mfma_decode.clh", "tile/wave_decode.clh",
+    {"mfma_decode", "tile/wave_decode.clh", "CLA_ROW_LANES (CLA_LANES - 16u)", "CLA_ROW_LANES 32u"},
+    {"mfma_decode", "tile/wave_decode.clh",
      "cla_v_share, lane, CLA_O_REGISTER(lane) / CLA_O_TILE_UNITS", "cla_v_share, lane, 0u"},
-    {"tile/wmma_decode.clh", "tile/warps.clh",
-     "value += as_float(cla_shuffle_word(as_uint(value), mask))", "value += value"},
-    {"tile/wmma_decode.clh", "attention/decode_tiles.clh",
-     "cla_own_key, lane, lane % CLA_TILE_KEYS", "cla_own_key, lane, (lane + 1) % CLA_TILE_KEYS"},
-    {"tile/dpas8_decode.clh", "tile/dpas_decode.clh", "cla_o_unit, lane, lane",
+    {"wmma_decode", "tile/warps.clh", "value += as_float(cla_shuffle_word(as_uint(value), mask))",
+     "value += value"},
+    {"wmma_decode", "attention/decode_tiles.clh", "cla_own_key, lane, lane % CLA_TILE_KEYS",
+     "cla_own_key, lane, (lane + 1) % CLA_TILE_KEYS"},
+    {"dpas8_decode", "tile/dpas_decode.clh", "cla_o_unit, lane, lane",
      "cla_o_unit, lane, lane ^ 1u"},
-    {"tile/dpas16_decode.clh", "attention/decode_tiles.clh",
-     "cla_own_key, lane, lane % CLA_TILE_KEYS", "cla_own_key, lane, lane ^ 2u"},
+    {"dpas16_decode", "attention/decode_tiles.clh", "cla_own_key, lane, lane % CLA_TILE_KEYS",
+     "cla_own_key, lane, lane ^ 2u"},
 };
 
 std::string text_of(const fs::path& path) {
@@ -73,16 +72,16 @@ class UnitSelfTests : public RuntimeFixture {
   }
 
   /// Whether the unit computes right; empty if the device has none.
-  static std::optional<bool> is_right(Runtime& runtime, const MatrixUnit& unit) {
+  static std::optional<bool> is_right(Runtime& runtime, const Unit& unit) {
     const DeviceCapabilities& device = runtime.capabilities();
-    const auto names = [&](const std::vector<std::string>& headers) {
-      return std::ranges::find(headers, unit.header) != headers.end();
+    const auto names = [&](const std::vector<std::string>& units) {
+      return std::ranges::find(units, unit.name) != units.end();
     };
     if (names(device.matrix_units)) return true;
     if (names(device.wrong_matrix_units)) return false;
-    const bool by_sub_groups = unit.header.starts_with("tile/dpas") &&
-                               device.kind == DeviceKind::kCpu &&
-                               (device.sub_groups_in_step & unit.lanes) != 0;
+    const auto lanes = static_cast<std::uint32_t>(unit.traits.lanes);
+    const bool by_sub_groups = unit.traits.by_sub_groups && device.kind == DeviceKind::kCpu &&
+                               (device.sub_groups_in_step & lanes) != 0;
     return by_sub_groups ? std::optional(is_right_in(runtime, unit, {1, 1, 64})) : std::nullopt;
   }
 
@@ -95,15 +94,15 @@ class UnitSelfTests : public RuntimeFixture {
   }
 
   /// By a launch of the self-test.
-  static bool is_right_in(Runtime& runtime, const MatrixUnit& unit, const Case& wanted) {
-    const std::size_t group = 2 * unit.lanes;
+  static bool is_right_in(Runtime& runtime, const Unit& unit, const Case& wanted) {
+    const auto group = 2 * static_cast<std::size_t>(unit.traits.lanes);
     const bool cpu = runtime.capabilities().kind == DeviceKind::kCpu;
     const auto pool = runtime.kernel(
         {std::string(unit.self_test()), "clattn_selftest_unit",
          fmt::format("-DCLA_WG_SIZE={} -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={} -DCLA_HEAD_DIM={}{}",
                      group, wanted.dtype, wanted.cache_dtype, wanted.head_size,
-                     cpu ? fmt::format(" -DCLA_PTX=2 -DCLA_SUB_GROUP={}", unit.lanes)
-                         : fmt::format(" -DCLA_PTX=0{}", unit.options)),
+                     cpu ? fmt::format(" -DCLA_PTX=2 -DCLA_SUB_GROUP={}", unit.traits.lanes)
+                         : fmt::format(" -DCLA_PTX=0{}", unit.compiler_options())),
          std::string(unit.header)});
     std::vector<cl_uint> result(std::size_t{1} << 14U);
     const Queue queue = runtime.create_queue(QueueProfiling::kOff);
@@ -118,18 +117,18 @@ class UnitSelfTests : public RuntimeFixture {
 TEST_P(UnitSelfTests, FindEveryUnitRight) {
   const auto runtime = make_runtime();
   bool any = false;
-  for (const MatrixUnit& unit : kMatrixUnits) {
-    const std::optional<bool> right = is_right(*runtime, unit);
-    EXPECT_TRUE(right.value_or(true)) << unit.header;
-    for (const MatrixUnit& other : kMatrixUnits) {
-      if (other.instructions != unit.instructions) continue;
-      EXPECT_EQ(is_right(*runtime, other).has_value(), right.has_value()) << other.header;
+  for (const Unit* unit : matrix_units()) {
+    const std::optional<bool> right = is_right(*runtime, *unit);
+    EXPECT_TRUE(right.value_or(true)) << unit->name;
+    for (const Unit* other : matrix_units()) {
+      if (other->traits.instructions != unit->traits.instructions) continue;
+      EXPECT_EQ(is_right(*runtime, *other).has_value(), right.has_value()) << other->name;
     }
     if (!right) continue;
     any = true;
-    for (const Case& wanted : unit.few_rows ? std::span<const Case>(kFewRows) : kTiles)
-      EXPECT_TRUE(is_right_in(*runtime, unit, wanted))
-          << unit.header << ": " << wanted.dtype << " " << wanted.cache_dtype << " "
+    for (const Case& wanted : unit->traits.few_rows ? std::span<const Case>(kFewRows) : kTiles)
+      EXPECT_TRUE(is_right_in(*runtime, *unit, wanted))
+          << unit->name << ": " << wanted.dtype << " " << wanted.cache_dtype << " "
           << wanted.head_size;
   }
   if (!any) GTEST_SKIP() << "no matrix unit here";
@@ -139,7 +138,7 @@ TEST_P(UnitSelfTests, SeeAWrongMap) {
   const auto sound = make_runtime();
   bool any = false;
   for (const Fault& fault : kFaults) {
-    const auto unit = std::ranges::find(kMatrixUnits, fault.header, &MatrixUnit::header);
+    const auto unit = std::ranges::find(kUnits, fault.unit, &Unit::name);
     if (is_right(*sound, *unit) != std::optional(true)) continue;
     any = true;
     const std::string text = text_of(fs::path(options_.kernel_dir) / fault.file);

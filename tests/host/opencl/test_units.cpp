@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "opencl/device/matrix_units.hpp"
+#include "opencl/device/units.hpp"
 
 namespace {
 

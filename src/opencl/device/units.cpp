@@ -1,4 +1,6 @@
-#include "opencl/device/matrix_units.hpp"
+#include "opencl/device/units.hpp"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>
@@ -67,12 +69,32 @@ bool is_right_warp(const UnitSizes& sizes, std::span<const cl_uint> words, cl_ui
 
 }  // namespace
 
-std::vector<std::string> unit_headers(std::uint32_t set) {
-  std::vector<std::string> headers;
-  for (std::size_t i = 0; i < kMatrixUnits.size(); ++i) {
-    if ((set >> i & 1U) != 0) headers.emplace_back(kMatrixUnits.at(i).header);
+std::string Unit::compiler_options() const {
+  std::string text(traits.options);
+  if (traits.by_sub_groups) text += fmt::format(" -DCLA_SUB_GROUP={}", traits.lanes);
+  return text;
+}
+
+const std::vector<const Unit*>& matrix_units() {
+  static const std::vector<const Unit*> kTested = [] {
+    std::vector<const Unit*> tested;
+    for (const bool few_rows : {false, true}) {
+      for (const Unit& unit : kUnits) {
+        if (unit.needs == Needs::kMatrixUnit && unit.traits.few_rows == few_rows)
+          tested.push_back(&unit);
+      }
+    }
+    return tested;
+  }();
+  return kTested;
+}
+
+std::vector<std::string> unit_names(std::uint32_t set) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < matrix_units().size(); ++i) {
+    if ((set >> i & 1U) != 0) names.emplace_back(matrix_units()[i]->name);
   }
-  return headers;
+  return names;
 }
 
 bool is_right_unit_result(std::span<const cl_uint> result, cl_uint seed) {
