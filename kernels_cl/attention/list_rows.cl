@@ -4,7 +4,7 @@
    lengths that the metadata holds and from what is given, or was given before:
 
      position = length - query tokens + the row's number
-     row      = cla_row_of() of it (shared/sight.h)
+     row      = cla_seen_by_row() of it (shared/sight.h)
      item     = the ends of its first and last row; of a tree what its rows may have at most
      bits     = of a tree: those given, without the nodes that the window or chunk hides. A path has
                 a node for each position, so these are the lowest bits.
@@ -76,7 +76,7 @@ static inline ClaListedRow cla_list_row(const ClaSight* sight, const ClaRequestR
   ClaListedRow row;
   if (has_tree)
     depth = cla_keep_bits(given, kept, position - tree_begin, words, errors, source->request);
-  row = cla_row_of(sight, rows, source->span, depth, position);
+  row = cla_seen_by_row(sight, rows, source->span, depth, position);
   if (has_tree || rows->kept_end > 0) {
     const CLA_INT64 first_seen = cla_window_begin(sight, row.position, row.position);
     const ClaGapRow gaps = {row.begin, rows->kept_end, has_tree ? tree_begin : rows->seq_len,
@@ -86,7 +86,7 @@ static inline ClaListedRow cla_list_row(const ClaSight* sight, const ClaRequestR
     row.gaps_at = source->gaps_at;
     /* Begins may not fall, and those of nodes may. */
     row.begin = rows->kept_end > 0 ? rows->first_key
-                                   : cla_row_of(sight, rows, source->span, 0, position).begin;
+                                   : cla_seen_by_row(sight, rows, source->span, 0, position).begin;
   }
   return row;
 }

@@ -32,8 +32,8 @@
 #define CLA_BEFORE (CLA_WIDTH - 1)
 
 /* The request whose pieces piece is one of. */
-static inline uint cla_request_of(const ClaRecurrentLists* lists, __global const int* starts,
-                                  uint piece) {
+static inline uint cla_conv_request_of(const ClaRecurrentLists* lists, __global const int* starts,
+                                       uint piece) {
   uint low = 0, high = (uint)lists->num_reqs;
   while (high - low > 1) {
     const uint middle = (low + high) / 2;
@@ -97,8 +97,8 @@ static inline cla_vf cla_input(const ClaInputs* from, long token) {
 }
 
 /* The page of a request, whose window is in `before`. */
-static inline void cla_keep(const ClaRequest* request, const ClaInputs* from, const cla_vf* before,
-                            __global CLA_Q_T* page, int channels) {
+static inline void cla_keep(const ClaRecurrentRequest* request, const ClaInputs* from,
+                            const cla_vf* before, __global CLA_Q_T* page, int channels) {
   const int total = CLA_BEFORE + request->tokens;
   const int kept = request->drafts ? total - 1 : CLA_BEFORE;
   for (int j = 0; j < kept; ++j) {
@@ -120,8 +120,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ca
     __global CLA_Q_T* states,         /* pages of [state_rows, channels] */
     __global CLA_Q_T* out) {          /* as x */
   const uint groups = (uint)call.channel_groups, piece = (uint)get_group_id(0) / groups;
-  const uint number = cla_request_of(&call.lists, starts, piece);
-  const ClaRequest request =
+  const uint number = cla_conv_request_of(&call.lists, starts, piece);
+  const ClaRecurrentRequest request =
       cla_request(&call.lists, number, call.state_rows - CLA_BEFORE + 1, 0, CLA_LISTS_GIVEN);
   const int part =
       (int)piece - (int)((uint)max(starts[call.lists.starts_at + number], 0) / CLA_TOKENS + number);

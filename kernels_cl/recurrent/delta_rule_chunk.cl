@@ -381,7 +381,8 @@ static inline void cla_take_chunk(const ClaChunk* chunk, const ClaHead* head,
         cla_rf sum = results[n][block][i];
         for (uint j = 0; j <= t; ++j)
           sum = mad((cla_rf)(chunk->m[t * CLA_CHUNK + j]), chunk->u[j * CLA_ROW_ITEMS + rows], sum);
-        const ClaResult to = cla_result_at(head->call, out, value, d, z, first + t, head->number);
+        const ClaResult to =
+            cla_recurrent_result_at(head->call, out, value, d, z, first + t, head->number);
         cla_put_results(&to, row + rows * CLA_ROW_VEC, sum);
       }
     }
@@ -405,15 +406,15 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   const ClaChunk chunk = {s, u, q, k, last, e, l, m, from_start, to_end, betas, steps};
   const uint splits = CLA_V_DIM / CLA_ROWS, group = (uint)get_group_id(0);
   const int number = (int)(group / splits % (uint)call.num_v_heads);
-  const ClaRequest request = cla_request(&call.lists, group / splits / (uint)call.num_v_heads,
-                                         call.lists.columns, 1, CLA_LISTS_GIVEN);
+  const ClaRecurrentRequest request = cla_request(
+      &call.lists, group / splits / (uint)call.num_v_heads, call.lists.columns, 1, CLA_LISTS_GIVEN);
   if (request.drafts || request.tokens < call.min_tokens || request.tokens > call.max_tokens)
     return;
   const uint row = group % splits * CLA_ROWS;
   if (request.skip) {
     for (uint i = (uint)get_local_id(0); i < CLA_ROWS * (uint)request.tokens; i += CLA_WG_SIZE) {
       const ClaResult to =
-          cla_result_at(&call, out, value, d, z, request.first + i / CLA_ROWS, number);
+          cla_recurrent_result_at(&call, out, value, d, z, request.first + i / CLA_ROWS, number);
       cla_put_result(&to, row + i % CLA_ROWS, 0.0f, 1);
     }
     return;

@@ -59,8 +59,8 @@ typedef struct ClaKeys {
   cla_vf k[CLA_VECS];
 } ClaKeys;
 
-static inline void cla_load_keys(ClaKeys* keys, __global const CLA_Q_T* q,
-                                 __global const CLA_Q_T* k, uint lane) {
+static inline void cla_delta_load_keys(ClaKeys* keys, __global const CLA_Q_T* q,
+                                       __global const CLA_Q_T* k, uint lane) {
 #pragma unroll
   for (uint i = 0; i < CLA_VECS; ++i) {
     keys->q[i] = CLA_Q_LOADV(q + cla_dim(lane, i));
@@ -86,7 +86,7 @@ static inline void cla_decay_row(cla_vf* row, float decay, const cla_vf* channel
   }
 }
 
-static inline uint cla_row(uint first, uint r) {
+static inline uint cla_delta_row(uint first, uint r) {
   return min(first + r * CLA_ROW_STEP, (uint)CLA_V_DIM - 1);
 }
 
@@ -98,13 +98,14 @@ static inline void cla_load_rows(cla_vf (*s)[CLA_VECS], __global const CLA_KV_T*
 #pragma unroll
     for (uint i = 0; i < CLA_VECS; ++i) {
       s[r][i] = (cla_vf)(0.0f);
-      if (loads) s[r][i] = CLA_STATE_LOADV(from + cla_row(row, r) * CLA_K_DIM + cla_dim(lane, i));
+      if (loads)
+        s[r][i] = CLA_STATE_LOADV(from + cla_delta_row(row, r) * CLA_K_DIM + cla_dim(lane, i));
     }
   }
 }
 
-static inline void cla_store_rows(__global CLA_KV_T* to, cla_vf (*s)[CLA_VECS], uint row,
-                                  uint lane) {
+static inline void cla_delta_store_rows(__global CLA_KV_T* to, cla_vf (*s)[CLA_VECS], uint row,
+                                        uint lane) {
   for (uint r = 0; r < CLA_LANE_ROWS && row + r * CLA_ROW_STEP < CLA_V_DIM; ++r) {
 #pragma unroll
     for (uint i = 0; i < CLA_VECS; ++i)
@@ -125,7 +126,7 @@ static inline void cla_step(cla_vf (*s)[CLA_VECS], const ClaToken* token, const 
                             float scale, uint row, uint lane, float* sums, __local float* predicted,
                             __local float* results) {
   ClaKeys keys;
-  cla_load_keys(&keys, token->query, token->key, lane);
+  cla_delta_load_keys(&keys, token->query, token->key, lane);
 #pragma unroll
   for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
     cla_decay_row(s[r], token->gate.decay, channels);
@@ -145,7 +146,7 @@ static inline void cla_step(cla_vf (*s)[CLA_VECS], const ClaToken* token, const 
 #endif
 #pragma unroll
   for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
-    const float v = token->gate.step * CLA_Q_LOAD1(token->value + cla_row(row, r));
+    const float v = token->gate.step * CLA_Q_LOAD1(token->value + cla_delta_row(row, r));
     const float d = CLA_RULE == 0 ? token->gate.beta * (v - sums[r] * k_factor) : v;
 #pragma unroll
     for (uint i = 0; i < CLA_VECS; ++i) s[r][i] = mad((cla_vf)(d * k_factor), keys.k[i], s[r][i]);
@@ -160,8 +161,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   __local float predicted[CLA_PARTS], results[CLA_PARTS]; /* apart: one barrier for each */
   const uint splits = (CLA_V_DIM + CLA_ROWS - 1) / CLA_ROWS, group = (uint)get_group_id(0);
   const int head = (int)(group / splits % (uint)call.num_v_heads);
-  const ClaRequest request = cla_request(&call.lists, group / splits / (uint)call.num_v_heads,
-                                         call.lists.columns, 1, CLA_LISTS_GIVEN);
+  const ClaRecurrentRequest request = cla_request(
+      &call.lists, group / splits / (uint)call.num_v_heads, call.lists.columns, 1, CLA_LISTS_GIVEN);
   if (!request.drafts && (request.tokens < call.min_tokens || request.tokens > call.max_tokens))
     return;
   const uint lane = (uint)get_local_id(0) % CLA_LANES;
@@ -175,7 +176,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
                 request.initial && !request.skip, row, lane);
   for (int t = 0; t < request.tokens; ++t) {
     const long token = request.first + t;
-    const ClaResult to = cla_result_at(&call, out, value, d, z, token, head);
+    const ClaResult to = cla_recurrent_result_at(&call, out, value, d, z, token, head);
     float sums[CLA_SUMS];
     for (uint r = 0; r < CLA_SUMS; ++r) sums[r] = 0.0f;
     if (!request.skip) {
@@ -195,6 +196,6 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     }
     if (request.skip || !(request.drafts || t == request.tokens - 1)) continue;
     const long page = cla_page(&call.lists, request.columns, request.drafts ? t : 0);
-    if (page >= 0) cla_store_rows(states + page * call.state_stride, s, row, lane);
+    if (page >= 0) cla_delta_store_rows(states + page * call.state_stride, s, row, lane);
   }
 }

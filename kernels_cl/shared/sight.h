@@ -130,8 +130,8 @@ static inline ClaListedRow cla_row_of_chain(const ClaSight* sight, const ClaRequ
 /* What the row at a position sees behind the kept keys: from their first one on where no gap lies
    between. `depth`: of the row's node, if the request has a tree. Neither end decreases from one
    position to the next, trees apart. */
-static inline ClaListedRow cla_row_of(const ClaSight* sight, const ClaRequestRows* request,
-                                      ClaSpan span, int depth, int position) {
+static inline ClaListedRow cla_seen_by_row(const ClaSight* sight, const ClaRequestRows* request,
+                                           ClaSpan span, int depth, int position) {
   ClaListedRow row;
   if (request->tree_nodes == 0) {
     row = cla_row_of_chain(sight, request, span, position);
@@ -156,8 +156,8 @@ static inline ClaListedItem cla_item_behind_gap(const ClaSight* sight,
                                                 ClaSpan last, int position, int count) {
   const int end = position + count - 1;
   const int deepest = end - cla_tree_begin(request);
-  const ClaListedRow from = cla_row_of(sight, request, first, 0, position);
-  const ClaListedRow to = cla_row_of(sight, request, last, deepest, end);
+  const ClaListedRow from = cla_seen_by_row(sight, request, first, 0, position);
+  const ClaListedRow to = cla_seen_by_row(sight, request, last, deepest, end);
   ClaListedItem item;
   item.begin = from.begin;
   item.end = to.end;

@@ -156,7 +156,7 @@ ClaListedRow row_behind_gap(const PlannerConfig& config, const RequestRows& requ
   const ClaSight sight = sight_of(config);
   const std::int32_t depth =
       request.tree.empty() ? 0 : depth_of(request.tree, position - request.tree.begin);
-  return cla_row_of(&sight, &request, span_at(request, position), depth, position);
+  return cla_seen_by_row(&sight, &request, span_at(request, position), depth, position);
 }
 
 /// The ends of a tile's rows behind the kept keys.
