@@ -13,6 +13,8 @@
 extern "C" {
 #endif
 
+struct ClattnStateView; /* clattn/clattn_kv_cache.h */
+
 /** The requests of a step, on the host (clattn::RecurrentBatch). */
 typedef struct ClattnRecurrentBatch {
   uint32_t struct_size;
@@ -78,7 +80,7 @@ typedef struct ClattnCausalConv1d {
 CLATTN_C_API ClattnResult clattn_causal_conv1d(const ClattnContext* context,
                                                const ClattnQueue* queue,
                                                const ClattnCausalConv1d* conv,
-                                               const ClattnStateView* states,
+                                               const struct ClattnStateView* states,
                                                const ClattnRecurrentMetadata* metadata);
 
 /** The gated delta rule (clattn::GatedDeltaRule). */
@@ -115,7 +117,7 @@ typedef struct ClattnGatedDeltaRule {
 CLATTN_C_API ClattnResult clattn_gated_delta_rule(const ClattnContext* context,
                                                   const ClattnQueue* queue,
                                                   const ClattnGatedDeltaRule* rule,
-                                                  const ClattnStateView* states,
+                                                  const struct ClattnStateView* states,
                                                   const ClattnRecurrentMetadata* metadata);
 
 /** Mamba 2 (clattn::SelectiveStateUpdate). */
@@ -148,7 +150,7 @@ typedef struct ClattnSelectiveStateUpdate {
 CLATTN_C_API ClattnResult clattn_selective_state_update(const ClattnContext* context,
                                                         const ClattnQueue* queue,
                                                         const ClattnSelectiveStateUpdate* update,
-                                                        const ClattnStateView* states,
+                                                        const struct ClattnStateView* states,
                                                         const ClattnRecurrentMetadata* metadata);
 
 /** Lightning attention (clattn::LightningAttention). */
@@ -171,7 +173,7 @@ typedef struct ClattnLightningAttention {
 CLATTN_C_API ClattnResult clattn_lightning_attention(const ClattnContext* context,
                                                      const ClattnQueue* queue,
                                                      const ClattnLightningAttention* attention,
-                                                     const ClattnStateView* states,
+                                                     const struct ClattnStateView* states,
                                                      const ClattnRecurrentMetadata* metadata);
 
 /** A norm of rows with a gate (clattn::RmsNormGated). */
@@ -199,16 +201,16 @@ CLATTN_C_API ClattnResult clattn_rms_norm_gated(const ClattnContext* context,
 /** Which states clattn_mamba_copy_blocks() copies, and where to. */
 typedef struct ClattnMambaCopy {
   uint32_t struct_size;
-  int32_t conv_rows;                  /**< rows of a page of conv_states */
-  int64_t conv_channels;              /**< elements of such a row */
-  int64_t state_elements;             /**< elements of a page of states */
-  const char* conv_dtype;             /**< of conv_states; NULL = "bf16" */
-  const char* state_dtype;            /**< of states; NULL = "f32" */
-  const ClattnStateView* conv_states; /**< NULL: none is copied */
-  const ClattnStateView* states;      /**< NULL: none is copied */
-  const ClattnBuffer* targets;        /**< i32 [num_reqs]: pages; negative: nothing is copied */
-  int64_t targets_offset;             /**< elements in front of them */
-  ClattnEvent* event;                 /**< completes with the copy, or NULL */
+  int32_t conv_rows;                         /**< rows of a page of conv_states */
+  int64_t conv_channels;                     /**< elements of such a row */
+  int64_t state_elements;                    /**< elements of a page of states */
+  const char* conv_dtype;                    /**< of conv_states; NULL = "bf16" */
+  const char* state_dtype;                   /**< of states; NULL = "f32" */
+  const struct ClattnStateView* conv_states; /**< NULL: none is copied */
+  const struct ClattnStateView* states;      /**< NULL: none is copied */
+  const ClattnBuffer* targets; /**< i32 [num_reqs]: pages; negative: nothing is copied */
+  int64_t targets_offset;      /**< elements in front of them */
+  ClattnEvent* event;          /**< completes with the copy, or NULL */
 } ClattnMambaCopy;
 /** mamba_copy_blocks(). */
 CLATTN_C_API ClattnResult clattn_mamba_copy_blocks(const ClattnContext* context,

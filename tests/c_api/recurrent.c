@@ -160,7 +160,7 @@ static void test_norm(const Fixture* fixture, ClattnBuffer* ones, ClattnBuffer* 
 }
 
 /* Lists on the device, of which the batch above is made. */
-static void test_device_lists(const Fixture* fixture, ClattnRecurrentMetadata* metadata) {
+static void test_lists_on_the_device(const Fixture* fixture, ClattnRecurrentMetadata* metadata) {
   ClattnBuffer* const starts = buffer_with(fixture, kStarts, sizeof kStarts);
   ClattnBuffer* const pages = buffer_with(fixture, kPages, sizeof kPages);
   ClattnRecurrentLists lists = {.struct_size = sizeof lists, .num_reqs = 2, .num_tokens = 3};
@@ -181,7 +181,7 @@ void test_recurrent(const Fixture* fixture) {
   test_rule(fixture, metadata, ones, fours, out);
   test_convolution(fixture, metadata, ones, fours, out);
   test_norm(fixture, ones, fours, out);
-  test_device_lists(fixture, metadata);
+  test_lists_on_the_device(fixture, metadata);
   clattn_recurrent_metadata_destroy(metadata);
   clattn_buffer_destroy(ones);
   clattn_buffer_destroy(fours);
