@@ -153,12 +153,15 @@ static inline void cla_step(cla_vf (*s)[CLA_VECS], const ClaToken* token, const 
     sums[r] = cla_dotv(s[r], keys.q);
   }
   cla_sum_lanes(sums, CLA_LANE_ROWS, results);
+#if CLA_LANES > 1 && !CLA_L2_NORM && CLA_RULE != 0
+  barrier(CLK_LOCAL_MEM_FENCE); /* results read -> written for the next token */
+#endif
   for (uint r = 0; r < CLA_LANE_ROWS; ++r) sums[r] *= scale;
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_delta_rule_loop(
     CLA_RULE_PARAMS) {
-  __local float predicted[CLA_PARTS], results[CLA_PARTS]; /* apart: one barrier for each */
+  __local float predicted[CLA_PARTS], results[CLA_PARTS]; /* in turns: one barrier for each */
   const uint splits = (CLA_V_DIM + CLA_ROWS - 1) / CLA_ROWS, group = (uint)get_group_id(0);
   const int head = (int)(group / splits % (uint)call.num_v_heads);
   const ClaRecurrentRequest request = cla_request(
