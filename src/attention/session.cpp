@@ -265,9 +265,9 @@ const Step& Session::step(std::span<const StepRequest> requests) {
   Attempt attempt(*this);
   std::vector<Scheduled> scheduled = schedule(requests, attempt);
   list_rows(scheduled);
-  std::vector<std::vector<BlockPair>> copies;
-  for (std::size_t group = 0; group < pools_->num_groups(); ++group)
-    copies.push_back(take_blocks(scheduled, group, attempt));
+  std::vector<std::vector<BlockPair>> copies(pools_->num_groups());
+  for (std::size_t group = 0; group < copies.size(); ++group)
+    copies[group] = take_blocks(scheduled, group, attempt);
   build(scheduled);
   for (std::size_t group = 0; group < copies.size(); ++group) copy_blocks(group, copies[group]);
   attended_.assign(layers_.size(), false);

@@ -364,8 +364,8 @@ void PagedBuilder::put_lists(const CommonAttentionMetadata& batch, const Layout&
   for (std::size_t r = 0; r < num_reqs_; ++r) {
     const auto request = static_cast<std::int32_t>(r);
     const RequestRows own = rows_of(planner_.lists, batch, request);
-    requests[r] = {widest_rows_of(planner_.lists, batch, request, walk.next().most), own.direction,
-                   own.tree_nodes};
+    const RequestRows widest = widest_rows_of(planner_.lists, batch, request, walk.next().most);
+    requests[r] = {static_cast<const ClaRequestRows&>(widest), own.direction, own.tree_nodes};
     const std::int32_t first_node = own.tree.size() - own.query_len;
     for (std::int32_t i = 0; !own.tree.empty() && i < own.query_len; ++i) {
       const std::size_t row = to_size(query_start_loc_[r] + i);
