@@ -276,6 +276,7 @@ CausalConvResult causal_conv(const CausalConvCase& call, Element out) {
     const std::int64_t first = of.drafts(r) ? of.num_accepted_tokens[at(r)] - 1 : 0;
     for (std::int64_t c = 0; c < channels; ++c) {
       std::vector<double> seen;  // the window, then the request's own tokens
+      seen.reserve(at(before + tokens));
       for (std::int64_t j = 0; j < before; ++j)
         seen.push_back(of.has_initial_state[at(r)] != 0
                            ? call.states[at((page + first + j) * channels + c)]

@@ -40,7 +40,7 @@ struct HeadKernel {
 
 HeadKernel loop_kernel(const Context& context, const DeltaRuleCall& rule,
                        const std::string& options, int vector) {
-  const auto group = static_cast<std::int32_t>(cache_op_work_group_size(context.capabilities()));
+  const std::int32_t group = cache_op_work_group_size(context.capabilities());
   constexpr std::int32_t kMostLanes = 16, kRows = 16;
   std::int32_t lanes = group == 1 ? 1 : kMostLanes;
   while (group % lanes != 0 || rule.head_k_dim / vector % lanes != 0) lanes /= 2;
