@@ -3,6 +3,7 @@
 #include <clattn/session.hpp>
 
 #include "attention/session_pools.hpp"
+#include "base/checked.hpp"
 #include "base/error.hpp"
 
 // What a session's layers are told of a step.
