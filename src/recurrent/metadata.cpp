@@ -13,10 +13,10 @@ namespace {
 
 using detail::throw_invalid_if, detail::to_size;
 
-constexpr std::string_view kName = "RecurrentMetadataBuilder::build";
+constexpr std::string_view kBuild = "RecurrentMetadataBuilder::build";
 
 void check_length(std::string_view field, std::size_t length, std::size_t legal) {
-  throw_invalid_if(length != legal, "{}: {} has {} elements, legal: {}", kName, field, length,
+  throw_invalid_if(length != legal, "{}: {} has {} elements, legal: {}", kBuild, field, length,
                    legal);
 }
 
@@ -37,7 +37,7 @@ BatchRequest request_of(const RecurrentBatch& batch, std::size_t r) {
 
 void check_shapes(const RecurrentBatch& batch) {
   throw_invalid_if(batch.query_start_loc.empty(),
-                   "{}: query_start_loc has no element, legal: num_reqs + 1", kName);
+                   "{}: query_start_loc has no element, legal: num_reqs + 1", kBuild);
   detail::check_at_least("RecurrentMetadataBuilder::build: state_columns", batch.state_columns, 1);
   const std::size_t requests = batch.query_start_loc.size() - 1;
   detail::check_between("RecurrentMetadataBuilder::build: num_reqs",
@@ -48,25 +48,25 @@ void check_shapes(const RecurrentBatch& batch) {
     check_length("has_initial_state", batch.has_initial_state.size(), requests);
   if (!batch.num_accepted_tokens.empty())
     check_length("num_accepted_tokens", batch.num_accepted_tokens.size(), requests);
-  throw_invalid_if(batch.query_start_loc[0] != 0, "{}: query_start_loc[0] is {}, legal: 0", kName,
+  throw_invalid_if(batch.query_start_loc[0] != 0, "{}: query_start_loc[0] is {}, legal: 0", kBuild,
                    batch.query_start_loc[0]);
 }
 
 void check_request(const RecurrentBatch& batch, std::size_t r) {
   const BatchRequest of = request_of(batch, r);
-  throw_invalid_if(of.tokens < 0, "{}: query_start_loc[{}] is {}, legal: at least {}", kName, r + 1,
-                   batch.query_start_loc[r + 1], batch.query_start_loc[r]);
+  throw_invalid_if(of.tokens < 0, "{}: query_start_loc[{}] is {}, legal: at least {}", kBuild,
+                   r + 1, batch.query_start_loc[r + 1], batch.query_start_loc[r]);
   if (of.accepted < 0) return;
   throw_invalid_if(of.accepted == 0 || of.accepted > batch.state_columns,
                    "{}: num_accepted_tokens[{}] is {}, legal: 1 … {} (state_columns), or negative "
                    "without drafts",
-                   kName, r, of.accepted, batch.state_columns);
+                   kBuild, r, of.accepted, batch.state_columns);
   throw_invalid_if(!of.initial,
                    "{}: num_accepted_tokens[{}] is {}, legal: negative, as it has no initial state",
-                   kName, r, of.accepted);
+                   kBuild, r, of.accepted);
   throw_invalid_if(of.tokens > batch.state_columns,
                    "{}: request {} has drafts and {} tokens, legal: at most {} (state_columns)",
-                   kName, r, of.tokens, batch.state_columns);
+                   kBuild, r, of.tokens, batch.state_columns);
 }
 
 /// A page that a request reads or writes.
@@ -98,11 +98,11 @@ void check_pages(const RecurrentBatch& batch) {
     throw_invalid_if(one.request == other.request && one.written,
                      "{}: state_indices of request {} name page {} twice, legal: a page for each "
                      "token",
-                     kName, one.request, one.page);
+                     kBuild, one.request, one.page);
     throw_invalid_if(one.request != other.request && (one.written || other.written),
                      "{}: state_indices of requests {} and {} name page {}, legal: pages of their "
                      "own",
-                     kName, one.request, other.request, one.page);
+                     kBuild, one.request, other.request, one.page);
   }
 }
 
