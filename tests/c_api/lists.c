@@ -110,6 +110,7 @@ static void test_first_keys_of_latent_rows(const Fixture* fixture) {
   float got[kFloats], input[kTokens * kRowFloats];
   ClattnBatchInfo batch = prompt_batch();
   batch.first_keys = last;
+  EXPECT_OK(clattn_layer_bind_cache(model.layer, model.cache));
   EXPECT_OK(clattn_buffer_read(model.input, fixture->queue, 0, input, sizeof input));
   attend_eagerly(fixture, &model, &batch, got, kTokens);
   for (int i = 0; i < 8 * kRank; ++i) {
