@@ -62,8 +62,8 @@ std::vector<KVCacheGroupSpec> group_layers(const LayerRegistry& registry, const 
   const bool windows_only =
       std::ranges::none_of(specs, [](const auto& each) { return reach_of(each.second) == 0; });
   std::vector<KVCacheGroupSpec> groups(1);
-  for (auto& [name, spec] : specs) {
-    if (windows_only) spec = detail::whole_spec(spec);
+  for (const auto& [name, each] : specs) {
+    const KVCacheSpec spec = windows_only ? detail::whole_spec(each) : each;
     auto group = groups.begin();
     if (reach_of(spec) > 0)
       group = std::find_if(groups.begin() + 1, groups.end(), [&](const KVCacheGroupSpec& other) {
@@ -178,7 +178,7 @@ std::vector<Session::LayerCaches> Session::make_caches() {
         return others.group == id && other.dtype == cache.dtype && other.shape == cache.shape &&
                other.strides == cache.strides;
       });
-      (like == all.end() ? all.emplace_back(id) : *like).caches.push_back(cache);
+      (like == all.end() ? all.emplace_back(LayerCaches{id, {}}) : *like).caches.push_back(cache);
     }
   }
   return all;
