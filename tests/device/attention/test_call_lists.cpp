@@ -122,6 +122,7 @@ TEST(CallLists, FirstKeysMayHideAll) {
 TEST(CallLists, KeysThatAWindowDoesNotHide) {
   for (const std::int32_t left : {0, 3})
     expect_right(windowed(left, -1), {.first_keys = {0, 0, 1, 0, 0}, .keep_keys = {2, 1, 4, 0, 9}});
+  expect_right(config(), {.keep_keys = {2, 1, 4, 0, 9}});  // hides nothing, so nothing is kept
 }
 
 TEST(CallLists, QueriesThatOutnumberTheirKeysStandInChunksOfTheirOwn) {
@@ -264,13 +265,6 @@ TEST(CallLists, AreRefusedByName) {
             "request 2: first_keys is 10, legal: 0 … 9 (seq_lens)");
   EXPECT_EQ(error({.keep_keys = {0, 0, 10, 0, 0}}, windowed(3, -1)),
             "request 2: keep_keys is 10, legal: 0 … 9 (seq_lens)");
-  AttentionArguments keeping = sequences.call();
-  const std::vector<std::int32_t> none(5);
-  keeping.keep_keys = none;
-  EXPECT_NE(test::error_text([&] { clattn::attention(sequences.queue, keeping, config()); },
-                             clattn::ErrorCode::kUnsupported)
-                .find("use_keep_keys is true, supported without sliding_window"),
-            std::string::npos);
   EXPECT_EQ(sequences.download(sequences.out),
             std::vector<float>(sequences.tokens() * kRow, kUntouched));
 }
