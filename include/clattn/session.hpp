@@ -274,6 +274,10 @@ class Session {
     std::size_t group = 0;  ///< of pools_
     std::vector<KVCache> caches = {};
   };
+  struct Lack {
+    std::size_t num_blocks = 0;
+    std::vector<std::int32_t*> replaced = {};  ///< entries of block tables, included in num_blocks
+  };
   class Attempt;
   const Request& request(RequestId id) const;
   void check_no_drafts(std::string_view call, RequestId id) const;
@@ -290,8 +294,9 @@ class Session {
   void check_tree(const StepRequest& wanted, const Scheduled& part) const;
   void list_rows(std::span<const Scheduled> scheduled);
   void check_spans(const StepRequest& wanted) const;
+  Lack count_lack(std::span<Scheduled> scheduled, std::size_t group) const;
   std::vector<BlockPair> take_blocks(std::span<Scheduled> scheduled, std::size_t group,
-                                     Attempt& attempt) const;
+                                     const Lack& lack, Attempt& attempt) const;
   BlockTables block_tables(std::span<const Scheduled> scheduled) const;
   void build(std::span<const Scheduled> scheduled);
   void check_turn(std::int32_t index, const AttentionTensors& tensors) const;

@@ -221,35 +221,40 @@ void Session::list_rows(std::span<const Scheduled> scheduled) {
                           config_.builder.limits);
 }
 
-/// Gives each part the blocks of the group that it lacks, and a block of its own for one that it
-/// would write into although others hold it or may find it: those pairs are to be copied before
-/// anything is stored.
-std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled, std::size_t group,
-                                            Attempt& attempt) const {
+/// What the parts lack in the group: blocks for tokens that have none yet, and a block of its own
+/// for each part that would write into one which others hold or may find. Throws if that is more
+/// than is free.
+Session::Lack Session::count_lack(std::span<Scheduled> scheduled, std::size_t group) const {
   const BlockPool& pool = pools_->pool(group);
   std::unordered_map<std::int32_t, std::int32_t> leaving;  // holders that get a copy, by block
-  std::vector<std::int32_t*> replaced;
-  std::size_t missing = 0;
+  Lack lack;
   for (Scheduled& part : scheduled) {
-    missing += pools_->num_blocks_of(part.seq_len) - part.blocks[group].size();
+    lack.num_blocks += pools_->num_blocks_of(part.seq_len) - part.blocks[group].size();
     if (part.num_computed % pool.block_size() == 0) continue;
     std::int32_t& block = part.blocks[group][to_size(part.num_computed / pool.block_size())];
     if (pool.reference_count(block) - leaving[block] == 1 && !pool.is_published(block)) continue;
     ++leaving[block];
-    attempt.replace(group, block);
-    replaced.push_back(&block);
+    lack.replaced.push_back(&block);
   }
-  missing += replaced.size();
-  if (missing > to_size(pool.num_free()))
+  lack.num_blocks += lack.replaced.size();
+  if (lack.num_blocks > to_size(pool.num_free()))
     throw Error(ErrorCode::kOutOfBlocks,
                 fmt::format("Session: the step needs {} more blocks{}, {} of {} are free; evict() "
                             "or finish() a request",
-                            missing, group == 0 ? "" : " of layers with a window", pool.num_free(),
-                            pool.num_blocks()));
-  const std::vector<std::int32_t> fresh = attempt.allocate(group, missing);
+                            lack.num_blocks, group == 0 ? "" : " of layers with a window",
+                            pool.num_free(), pool.num_blocks()));
+  return lack;
+}
+
+/// Gives the parts what they lack in the group. The pairs are to be copied before anything is
+/// stored.
+std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled, std::size_t group,
+                                            const Lack& lack, Attempt& attempt) const {
+  const std::vector<std::int32_t> fresh = attempt.allocate(group, lack.num_blocks);
   auto next = fresh.begin();
   std::vector<BlockPair> copies;
-  for (std::int32_t* block : replaced) {
+  for (std::int32_t* block : lack.replaced) {
+    attempt.replace(group, *block);
     copies.push_back({*block, *next});
     *block = *next++;
   }
@@ -265,9 +270,12 @@ const Step& Session::step(std::span<const StepRequest> requests) {
   Attempt attempt(*this);
   std::vector<Scheduled> scheduled = schedule(requests, attempt);
   list_rows(scheduled);
-  std::vector<std::vector<BlockPair>> copies(pools_->num_groups());
-  for (std::size_t group = 0; group < copies.size(); ++group)
-    copies[group] = take_blocks(scheduled, group, attempt);
+  std::vector<Lack> lacks;  // of all groups before any block that can still be found is taken
+  for (std::size_t group = 0; group < pools_->num_groups(); ++group)
+    lacks.push_back(count_lack(scheduled, group));
+  std::vector<std::vector<BlockPair>> copies;
+  for (std::size_t group = 0; group < lacks.size(); ++group)
+    copies.push_back(take_blocks(scheduled, group, lacks[group], attempt));
   build(scheduled);
   for (std::size_t group = 0; group < copies.size(); ++group) copy_blocks(group, copies[group]);
   attended_.assign(layers_.size(), false);

@@ -10,6 +10,7 @@
 
 #include "device/attention_case.hpp"
 #include "device/session_client.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -183,6 +184,25 @@ TEST_P(SessionWindows, BytesAreSharedBetweenTheGroups) {
   const Session small(attention_test::all_contexts().at(GetParam()), {}, config);
   EXPECT_EQ(small.blocks().num_blocks(), 10);
   EXPECT_TRUE(small.window_blocks().empty());
+}
+
+TEST_P(SessionWindows, StepsWithoutRoomInAWindowForgetNoPrefix) {
+  SessionConfig config = mixed_config();
+  config.num_blocks = 6 * 3 + 6;
+  Client client = this->client(config);
+  Session& session = client.session;
+  const Tokens prompt = counting(0, 3 * kBlock);
+  client.run({{session.add(prompt)}});
+  session.finish(0);
+  for (std::int32_t i = 1; i <= 6; ++i)
+    client.run({{session.add(counting(1000 * i, 2 * kBlock + 1))}});
+  ASSERT_EQ(window_pool(session).num_free(), kWindowBlocks - 6 * 3);
+  const RequestId last = session.add(counting(9000, 4 * kBlock));
+  ASSERT_EQ(session.blocks().num_free(), 6);  // 3 of them can be found
+  EXPECT_NE(test::error_text([&] { session.step({{last}}); }, clattn::ErrorCode::kOutOfBlocks)
+                .find("needs 4 more blocks of layers with a window, 1 of 19"),
+            std::string::npos);
+  EXPECT_EQ(session.blocks().find_prefix(prompt).size(), 3U);
 }
 
 TEST_P(SessionWindows, LayersWithoutAFullOneKeepAll) {
