@@ -271,9 +271,11 @@ const Step& Session::step(std::span<const StepRequest> requests) {
   std::vector<Scheduled> scheduled = schedule(requests, attempt);
   list_rows(scheduled);
   std::vector<Lack> lacks;  // of all groups before any block that can still be found is taken
+  lacks.reserve(pools_->num_groups());
   for (std::size_t group = 0; group < pools_->num_groups(); ++group)
     lacks.push_back(count_lack(scheduled, group));
   std::vector<std::vector<BlockPair>> copies;
+  copies.reserve(lacks.size());
   for (std::size_t group = 0; group < lacks.size(); ++group)
     copies.push_back(take_blocks(scheduled, group, lacks[group], attempt));
   build(scheduled);

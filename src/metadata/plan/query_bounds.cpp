@@ -35,10 +35,11 @@ void take_query_lens(const PlannerConfig& config, const CommonAttentionMetadata&
     const auto request = to_size(planned.request);
     const ClaSplit split =
         cla_narrow_tile(&planned, batch.query_start_loc[request], query_len_of(batch, request));
-    RequestRows widest{};
-    if (split.listed != 0)
-      widest = widest_rows_of(config.lists, batch, planned.request, planned.query_len);
-    const ClaCut cut = cla_cut_tile(&split, &sight, widest, batch.seq_lens[request]);
+    const RequestRows widest =
+        split.listed == 0 ? RequestRows{}
+                          : widest_rows_of(config.lists, batch, planned.request, planned.query_len);
+    const ClaRequestRows& rows = widest;  // what the device keeps of it
+    const ClaCut cut = cla_cut_tile(&split, &sight, rows, batch.seq_lens[request]);
     item_in(output, split.item_at) =
         cla_item_of(&split, cut.q_pos, cut.keys, config.block_size, cut.num_splits);
     if (split.split > 0 || split.merge_at < 0) continue;

@@ -76,7 +76,7 @@ std::string Unit::compiler_options() const {
 }
 
 const std::vector<const Unit*>& matrix_units() {
-  static const std::vector<const Unit*> kTested = [] {
+  static const std::vector<const Unit*> all = [] {
     std::vector<const Unit*> tested;
     for (const bool few_rows : {false, true}) {
       for (const Unit& unit : kUnits) {
@@ -86,7 +86,7 @@ const std::vector<const Unit*>& matrix_units() {
     }
     return tested;
   }();
-  return kTested;
+  return all;
 }
 
 std::vector<std::string> unit_names(std::uint32_t set) {
