@@ -31,20 +31,21 @@ typedef struct ClattnKVCacheSpec {
   uint32_t struct_size;
   int32_t block_size;   /**< tokens per block; 0 = 16 */
   const char* kind;     /**< "full" (also NULL), "sliding_window", "chunked_local", "encoder_only",
-                           "cross" or "mamba": a constant state, one page per request;
-                           "full_attention" and the like, too */
+                           "cross" or "mamba": a constant state; "full_attention" and the
+                           like, too */
   const char* dtype;    /**< as stored; NULL = "f16" */
   int32_t num_kv_heads; /**< 0 = 1 */
   int32_t head_size;    /**< elements; 0 = 128 */
   int32_t head_size_v;  /**< of V where it differs; 0 = head_size */
-  int32_t sliding_window;        /**< tokens, the current one included; 0 = none */
-  int32_t attention_chunk_size;  /**< tokens; 0 = none */
-  int32_t use_mla;               /**< other than 0: one latent vector serves as K and V */
-  int32_t per_token_head_scales; /**< other than 0: KVQuantMode::kPerTokenHead */
-  int32_t reserved;
+  int32_t sliding_window;          /**< tokens, the current one included; 0 = none */
+  int32_t attention_chunk_size;    /**< tokens; 0 = none */
+  int32_t use_mla;                 /**< other than 0: one latent vector serves as K and V */
+  int32_t per_token_head_scales;   /**< other than 0: KVQuantMode::kPerTokenHead */
+  int32_t num_speculative_blocks;  /**< of "mamba": pages for states after drafts */
   uint64_t page_size_padded;       /**< bytes that a page takes; 0 = its own */
   const ClattnStateTensor* states; /**< [num_states], of "mamba" */
   size_t num_states;               /**< elements of states */
+  const char* mamba_cache_mode;    /**< of "mamba": "none" (also NULL), "align" or "all" */
 } ClattnKVCacheSpec;
 
 /** Bytes of a page. */

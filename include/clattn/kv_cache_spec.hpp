@@ -12,6 +12,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace CLATTN_API clattn {
@@ -31,6 +32,17 @@ enum class KVQuantMode : std::uint8_t {
   kPerTokenHead  ///< in the pages: one f32 for each head vector of each token
 };
 
+/// Which states of a request a kMamba layer keeps (vLLM: mamba_cache_mode).
+enum class MambaCacheMode : std::uint8_t {
+  kNone,   ///< the newest alone: no prefix is shared
+  kAlign,  ///< also those at ends of blocks at which a step ended
+  kAll     ///< those at the end of every block
+};
+/// "none", "align" or "all".
+std::string_view to_string(MambaCacheMode mode);
+/// Inverse of to_string; throws kInvalidArgument naming the legal values.
+MambaCacheMode parse_mamba_cache_mode(std::string_view name);
+
 /// What a page of a layer's cache holds.
 struct KVCacheSpec {
   KVCacheKind kind = KVCacheKind::kFull;  ///< what a page is for
@@ -48,6 +60,9 @@ struct KVCacheSpec {
   std::size_t page_size_padded = 0;  ///< bytes that a page takes, at least its own; 0 = its own
   /// kMamba: what a page holds, one after another; the fields of keys and values are not used.
   std::vector<StateTensor> states = {};
+  MambaCacheMode mamba_cache_mode = MambaCacheMode::kNone;  ///< kMamba
+  /// kMamba: pages of a request for states after drafts, the most drafts of a step; >= 0.
+  std::int32_t num_speculative_blocks = 0;
 
   /// block_size * num_kv_heads * ((head_size + head_size_v) * e + 8 if kPerTokenHead), with MLA
   /// block_size * (head_size * e + 4 if kPerTokenHead), of kMamba the bytes of all states; or
@@ -56,7 +71,8 @@ struct KVCacheSpec {
   /// Most pages that one request of up to `max_model_len` tokens holds, by the formulas of vLLM's
   /// specs (full: every page; window: the pages of window - 1 + max_num_batched_tokens tokens, plus
   /// one; chunked-local: those of chunk + max_num_batched_tokens; cross: those of encoder_len;
-  /// encoder-only: 0; kMamba: one page). Throws kInvalidArgument for a length below 0.
+  /// encoder-only: 0; kMamba: num_speculative_blocks and 1, with kAlign 2, with kAll a page for
+  /// each block_size tokens). Throws kInvalidArgument for a length below 0.
   std::int64_t max_admission_blocks_per_request(std::int64_t max_model_len,
                                                 std::int64_t max_num_batched_tokens,
                                                 std::int64_t encoder_len = 0) const;

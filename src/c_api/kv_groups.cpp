@@ -34,10 +34,11 @@ void give_spec(const KVCacheSpec& spec, const ClattnKVCacheSpec& like, ClattnKVC
         .attention_chunk_size = spec.attention_chunk_size,
         .use_mla = spec.use_mla ? 1 : 0,
         .per_token_head_scales = spec.kv_quant_mode == KVQuantMode::kPerTokenHead ? 1 : 0,
-        .reserved = 0,
+        .num_speculative_blocks = spec.num_speculative_blocks,
         .page_size_padded = spec.page_size_padded,
         .states = like.states,
-        .num_states = like.num_states});
+        .num_states = like.num_states,
+        .mamba_cache_mode = to_string(spec.mamba_cache_mode).data()});
 }
 
 void give_view(std::span<const StateView> views, std::size_t index, ClattnStateView* view) {
@@ -97,6 +98,8 @@ KVCacheSpec clattn::c_api::spec_of(const ClattnKVCacheSpec* spec, const char* na
   if (given.per_token_head_scales != 0) made.kv_quant_mode = KVQuantMode::kPerTokenHead;
   made.page_size_padded = given.page_size_padded;
   made.states = each_of(given.states, given.num_states, "spec: states", state_of);
+  made.num_speculative_blocks = given.num_speculative_blocks;
+  made.mamba_cache_mode = parse_mamba_cache_mode(text_or(given.mamba_cache_mode, "none"));
   return made;
 }
 

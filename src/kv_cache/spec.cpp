@@ -1,5 +1,7 @@
 #include "kv_cache/spec.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <functional>
 #include <limits>
@@ -10,6 +12,12 @@ namespace clattn {
 
 using detail::ceil_div, detail::checked_add, detail::checked_mul, detail::throw_invalid;
 using detail::throw_invalid_if, detail::to_size;
+
+namespace {
+
+constexpr std::array<std::string_view, 3> kModeNames = {"none", "align", "all"};
+
+}  // namespace
 
 KVCacheSpec detail::page_spec(const AttentionConfig& config) {
   return {.block_size = config.block_size,
@@ -23,6 +31,20 @@ KVCacheSpec detail::whole_spec(KVCacheSpec spec) {
   spec.kind = KVCacheKind::kFull;
   spec.sliding_window = spec.attention_chunk_size = 0;
   return spec;
+}
+
+std::string_view to_string(MambaCacheMode mode) {
+  const auto place = static_cast<std::size_t>(mode);
+  throw_invalid_if(place >= kModeNames.size(), "mamba_cache_mode is {}, legal: 0 … {}", place,
+                   kModeNames.size() - 1);
+  return kModeNames[place];
+}
+
+MambaCacheMode parse_mamba_cache_mode(std::string_view name) {
+  const auto found = std::ranges::find(kModeNames, name);
+  throw_invalid_if(found == kModeNames.end(), "mamba_cache_mode: '{}' is not one of {}", name,
+                   fmt::join(kModeNames, ", "));
+  return static_cast<MambaCacheMode>(found - kModeNames.begin());
 }
 
 namespace {
@@ -57,6 +79,13 @@ std::int64_t resident_tokens(const KVCacheSpec& spec, std::int64_t max_model_len
 
 void check_states(const KVCacheSpec& spec) {
   const bool wanted = spec.kind == KVCacheKind::kMamba;
+  const auto mode = to_string(spec.mamba_cache_mode);  // throws for none of the three
+  throw_invalid_if(!wanted && spec.mamba_cache_mode != MambaCacheMode::kNone,
+                   "KVCacheSpec: mamba_cache_mode is {}, legal: none (other kinds than kMamba)",
+                   mode);
+  throw_invalid_if(spec.num_speculative_blocks < 0 || (!wanted && spec.num_speculative_blocks > 0),
+                   "KVCacheSpec: num_speculative_blocks is {}, legal: {}",
+                   spec.num_speculative_blocks, wanted ? ">= 0" : "0 (other kinds than kMamba)");
   throw_invalid_if(spec.states.empty() == wanted, "KVCacheSpec: {} states, legal: {}",
                    spec.states.size(), wanted ? "at least 1 (kMamba)" : "0 (other kinds)");
   for (const StateTensor& state : spec.states)
@@ -119,6 +148,14 @@ void require_equal(std::span<const KVCacheSpec> specs, std::string_view name, Fi
                      "{} of layer 0)",
                      name, of(i), i, of(0));
   }
+}
+
+/// Pages of states that a request holds at most.
+std::int64_t pages_of_states(const KVCacheSpec& spec, std::int64_t max_model_len) {
+  const std::int64_t drafts = spec.num_speculative_blocks;
+  if (spec.mamba_cache_mode == MambaCacheMode::kAll)
+    return ceil_div(max_model_len, std::int64_t{spec.block_size}) + drafts;
+  return (spec.mamba_cache_mode == MambaCacheMode::kAlign ? 2 : 1) + drafts;
 }
 
 /// The one window or chunk that layers have, 0 if none has any.
@@ -197,6 +234,8 @@ KVCacheSpec KVCacheSpec::merge(std::span<const KVCacheSpec> specs) {
   require_equal(specs, "head_size_v", value_size);
   require_equal(specs, "kv_quant_mode", &KVCacheSpec::kv_quant_mode);
   require_equal(specs, "page_size_padded", &KVCacheSpec::page_size_padded);
+  require_equal(specs, "mamba_cache_mode", &KVCacheSpec::mamba_cache_mode);
+  require_equal(specs, "num_speculative_blocks", &KVCacheSpec::num_speculative_blocks);
   for (const KVCacheSpec& spec : specs)
     throw_invalid_if(spec.states != specs[0].states,
                      "All layers in the same KV cache group must be the same. (states)");
@@ -225,7 +264,7 @@ std::int64_t KVCacheSpec::max_admission_blocks_per_request(std::int64_t max_mode
       max_model_len, max_num_batched_tokens, encoder_len);
   const std::int64_t tokens =
       resident_tokens(*this, max_model_len, max_num_batched_tokens, encoder_len);
-  if (kind == KVCacheKind::kMamba) return 1;
+  if (kind == KVCacheKind::kMamba) return pages_of_states(*this, max_model_len);
   std::int64_t pages = ceil_div(tokens, std::int64_t{block_size});
   // A window may begin inside a block, so it can touch one block more than its length needs.
   if (kind == KVCacheKind::kSlidingWindow) ++pages;

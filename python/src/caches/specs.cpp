@@ -54,6 +54,8 @@ void bind_spec(nb::module_& module) {
   add_named<kModes>(spec, "kv_quant_mode", &S::kv_quant_mode, "none or per_token_head.");
   spec.named("kind", &S::kind, parse_kv_cache_kind,
              "full, sliding_window, chunked_local, encoder_only, cross or mamba.")
+      .named("mamba_cache_mode", &S::mamba_cache_mode, parse_mamba_cache_mode,
+             "Of mamba: none, align or all.")
       .named("dtype", &S::dtype, parse_dtype, "As stored.")
       .def_rw("block_size", &S::block_size, "Tokens per page.")
       .def_rw("num_kv_heads", &S::num_kv_heads)
@@ -64,6 +66,8 @@ void bind_spec(nb::module_& module) {
       .def_rw("use_mla", &S::use_mla)
       .def_rw("page_size_padded", &S::page_size_padded, "Bytes; 0 is the page's own.")
       .def_rw("states", &S::states, "StateTensors, of mamba.")
+      .def_rw("num_speculative_blocks", &S::num_speculative_blocks,
+              "Of mamba: pages for states after drafts.")
       .def_prop_ro("page_size_bytes", &S::page_size_bytes)
       .def("max_admission_blocks_per_request", &S::max_admission_blocks_per_request,
            "max_model_len"_a, "max_num_batched_tokens"_a, "encoder_len"_a = 0,

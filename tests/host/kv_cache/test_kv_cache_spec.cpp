@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <clattn/clattn.hpp>
 #include <clattn/compat/vllm_layer.hpp>
 #include <clattn/kv_cache_spec.hpp>
@@ -311,6 +312,61 @@ TEST(KVCacheSpec, A7_PagesOfStates) {
   KVCacheSpec keys = spec(KVCacheKind::kFull);
   keys.states = other.states;
   expect_error([&] { (void)keys.page_size_bytes(); }, "2 states, legal: 0 (other kinds)");
+}
+
+// MambaSpec.max_memory_usage_bytes, by mode.
+TEST(KVCacheSpec, A7_PagesOfStatesThatStay) {
+  KVCacheSpec mamba = states({{{8}}});
+  mamba.block_size = 100;
+  mamba.num_speculative_blocks = 3;
+  const auto pages = [&](std::string_view mode) {
+    mamba.mamba_cache_mode = clattn::parse_mamba_cache_mode(mode);
+    EXPECT_EQ(to_string(mamba.mamba_cache_mode), mode);
+    EXPECT_EQ(mamba.max_memory_usage_bytes(1001, 8192),
+              32 * static_cast<std::size_t>(mamba.max_admission_blocks_per_request(1001, 8192)));
+    return mamba.max_admission_blocks_per_request(1001, 8192);
+  };
+  EXPECT_EQ(pages("none"), 1 + 3);
+  EXPECT_EQ(pages("align"), 2 + 3);
+  EXPECT_EQ(pages("all"), 11 + 3);
+  KVCacheSpec other = mamba;
+  other.num_speculative_blocks = 2;
+  expect_error(
+      [&] {
+        KVCacheSpec::merge(std::vector{mamba, other});
+      },
+      "(num_speculative_blocks: 2 of layer 1, 3 of layer 0)");
+  other.num_speculative_blocks = -1;
+  expect_error([&] { (void)other.page_size_bytes(); }, "num_speculative_blocks is -1, legal: >= 0");
+  KVCacheSpec keys = spec(KVCacheKind::kFull);
+  keys.mamba_cache_mode = clattn::MambaCacheMode::kAlign;
+  expect_error([&] { (void)keys.page_size_bytes(); },
+               "mamba_cache_mode is align, legal: none (other kinds than kMamba)");
+  keys.mamba_cache_mode = clattn::MambaCacheMode::kNone;
+  keys.num_speculative_blocks = 1;
+  expect_error([&] { (void)keys.page_size_bytes(); },
+               "num_speculative_blocks is 1, legal: 0 (other kinds than kMamba)");
+  expect_error([] { clattn::parse_mamba_cache_mode("some"); },
+               "mamba_cache_mode: 'some' is not one of none, align, all");
+}
+
+// Platform._align_hybrid_block_size, of Qwen 3.5 4B and 27B: bf16 keys, a state of f32.
+TEST(UnifyPages, A7_BlocksOfHybridModelsAreVllms) {
+  for (const auto& [v_heads, kv_heads, tokens] :
+       {std::array<std::int32_t, 3>{32, 4, 528}, std::array<std::int32_t, 3>{48, 4, 784}}) {
+    KVCacheSpec keys = spec(KVCacheKind::kFull);
+    keys.num_kv_heads = kv_heads;
+    keys.head_size = 256;
+    keys.dtype = clattn::DType::kBF16;
+    const std::int64_t channels = 2 * 16 * 128 + v_heads * 128;
+    std::map<std::string, KVCacheSpec> specs = {
+        {"full", keys},
+        {"delta", states({{{3, channels}, clattn::DType::kBF16},
+                          {{v_heads, 128, 128}, clattn::DType::kF32}})}};
+    unify_kv_cache_spec_page_size(specs);
+    EXPECT_EQ(specs.at("full").block_size, tokens);
+    EXPECT_EQ(specs.at("delta").page_size_bytes(), specs.at("full").page_size_bytes());
+  }
 }
 
 // The unification of vLLM's kv_cache_utils: more tokens a block, or padding.
