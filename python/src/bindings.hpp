@@ -42,6 +42,7 @@ void bind_latent(nb::module_& module);
 void bind_cache_ops(nb::module_& module);
 void bind_device_steps(nb::module_& module);
 void bind_recurrent(nb::module_& module);
+void bind_gdn_attn(nb::module_& module);
 void bind_cascade(nb::module_& module);
 void bind_graph(nb::module_& module);
 void bind_session(nb::module_& module);

@@ -25,6 +25,7 @@ NB_MODULE(_clattn, module) {
   bind_cache_ops(module);
   bind_device_steps(module);
   bind_recurrent(module);
+  bind_gdn_attn(module);
   bind_cascade(module);
   bind_graph(module);
   bind_session(module);
