@@ -14,6 +14,10 @@
 extern "C" {
 #endif
 
+struct ClattnKVCacheSpec;       /* clattn/clattn_kv_cache.h */
+struct ClattnStateView;         /* clattn/clattn_kv_cache.h */
+struct ClattnRecurrentMetadata; /* clattn/clattn_recurrent.h */
+
 /** Caches, layers, blocks and requests of a model (clattn::Session). */
 typedef struct ClattnSession ClattnSession;
 
@@ -37,7 +41,10 @@ typedef struct ClattnSessionConfig {
   /** Other than 0: steps count when clattn_session_commit() says so, not with the last
      clattn_session_attend(). For models that run on several sessions in lockstep. */
   int32_t explicit_commit;
-  int32_t reserved;
+  int32_t num_state_slots; /**< with recurrent_layers: RecurrentLayers::num_slots */
+  /** [num_recurrent_layers], specs of "mamba" (clattn::RecurrentLayers), or NULL. */
+  const struct ClattnKVCacheSpec* const* recurrent_layers;
+  size_t num_recurrent_layers; /**< elements of recurrent_layers */
 } ClattnSessionConfig;
 
 /** Allocates the caches, zeroes them (waits for that) and compiles the layers' kernels. */
@@ -61,11 +68,14 @@ CLATTN_C_API ClattnResult clattn_session_load_kv_scales(ClattnSession* session, 
 /** How large the session is, and how full. */
 typedef struct ClattnSessionInfo {
   uint32_t struct_size;
-  int32_t num_layers;      /**< of the model */
-  int32_t block_size;      /**< tokens */
-  int32_t num_blocks;      /**< of each cache of layers that keep all tokens */
-  int32_t num_free_blocks; /**< cached blocks that no request holds included */
-  int32_t num_windows;     /**< of layers that give up what their window has left */
+  int32_t num_layers;           /**< of the model */
+  int32_t block_size;           /**< tokens */
+  int32_t num_blocks;           /**< of each cache of layers that keep all tokens */
+  int32_t num_free_blocks;      /**< cached blocks that no request holds included */
+  int32_t num_windows;          /**< of layers that give up what their window has left */
+  int32_t num_recurrent_layers; /**< which are not in num_layers */
+  int32_t num_slots;            /**< for states of recurrent layers */
+  int32_t num_free_slots;       /**< cached states that no request holds included */
 } ClattnSessionInfo;
 /** Fills in `info`, whose struct_size is set. */
 CLATTN_C_API ClattnResult clattn_session_info(const ClattnSession* session,
@@ -165,6 +175,23 @@ CLATTN_C_API ClattnResult clattn_session_step(ClattnSession* session,
    count as computed, unless explicit_commit leaves that to clattn_session_commit(). */
 CLATTN_C_API ClattnResult clattn_session_attend(ClattnSession* session, int32_t layer,
                                                 const ClattnTensors* tensors);
+/** What the operations of a recurrent layer are given in a step (clattn::RecurrentStep): the
+   session's, valid until ClattnRecur returns. */
+typedef struct ClattnRecurrentStep {
+  uint32_t struct_size;
+  int32_t reserved;
+  const struct ClattnStateView* conv_states;           /**< NULL: the layer has no convolution */
+  const struct ClattnRecurrentMetadata* conv_metadata; /**< of clattn_causal_conv1d() */
+  const struct ClattnStateView* states;           /**< NULL: the layer has a convolution alone */
+  const struct ClattnRecurrentMetadata* metadata; /**< of the other operations */
+} ClattnRecurrentStep;
+/** Enqueues a layer's operations on the session's queue. */
+typedef ClattnResult (*ClattnRecur)(void* user, const ClattnRecurrentStep* step);
+/** Runs recurrent layer 0 ... num_recurrent_layers - 1 over the current step, each once, in any
+   order with clattn_session_attend(). Where `run` fails, the layer has not run; its result is this
+   function's. */
+CLATTN_C_API ClattnResult clattn_session_recur(ClattnSession* session, int32_t layer,
+                                               ClattnRecur run, void* user);
 /** With explicit_commit: the step, whose layers have all been attended, counts. */
 CLATTN_C_API ClattnResult clattn_session_commit(ClattnSession* session);
 /** Settles the drafts of the request's last step, once that counts: those of `path`, [num_accepted]

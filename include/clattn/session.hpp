@@ -20,10 +20,12 @@
 
 namespace CLATTN_API clattn {
 
-struct AttentionGroup;  // attn_utils.hpp
-struct BlockPair;       // cache_ops.hpp
-struct TokenMoves;      // cache_ops.hpp
-class BlockPool;        // block_pool.hpp
+struct AttentionGroup;   // attn_utils.hpp
+struct BlockPair;        // cache_ops.hpp
+struct TokenMoves;       // cache_ops.hpp
+struct RecurrentLayers;  // session_states.hpp
+struct RecurrentStep;    // session_states.hpp
+class BlockPool;         // block_pool.hpp
 
 /// What a Session is made from.
 struct SessionConfig {
@@ -49,6 +51,8 @@ struct SessionConfig {
   bool explicit_commit = false;
   /// Limits of a step (num_blocks is the session's own), splits; graph_batch_size must be 0.
   BuilderOptions builder = {};
+  /// A hybrid model's other layers, which keep a state of a request; null = none.
+  std::shared_ptr<const RecurrentLayers> recurrent = nullptr;
 };
 
 /// The blocks of a session's layers with one window.
@@ -138,14 +142,22 @@ class Session {
   const BlockPool& blocks() const noexcept;
   /// The same for layers that give up what their window has left, one element for each window.
   std::vector<WindowBlocks> window_blocks() const;
-  /// Layers of the model.
+  /// Who holds which states of recurrent layers, and how many are free; null without such layers.
+  /// Between steps a request holds one state, after drafts were accepted two.
+  const BlockPool* state_slots() const noexcept;
+  /// Layers of the model, but for recurrent ones.
   std::int32_t num_layers() const noexcept { return static_cast<std::int32_t>(layers_.size()); }
+  /// Recurrent layers, which have numbers of their own.
+  std::int32_t num_recurrent_layers() const noexcept {
+    return static_cast<std::int32_t>(recurred_.size());
+  }
   /// A layer, to load scales, for reports, or to read its cache.
   Attention& layer(std::int32_t index) const;
 
   /// Launches every kernel once over no token (Attention::warm_up()), so that no request waits for
   /// a compiler, and, before the first request and with two blocks or more, the copy of blocks that
-  /// fork() leads to; where layers have use_trees, also what accept() moves tokens by. Changes
+  /// fork() leads to, and of states; where layers have use_trees, also what accept() moves tokens
+  /// by. Operations of recurrent layers are the application's, and left out. Changes
   /// nothing that requests or blocks() say. Calls `progress` with the layers done so far and their
   /// number; blocks.
   void warm_up(const std::function<void(std::int32_t done, std::int32_t total)>& progress = {});
@@ -175,6 +187,8 @@ class Session {
   /// Takes the request back to its first `length` tokens (text that is rolled back) and gives up
   /// the blocks behind them. What others hold of these blocks, and what is published, stays; if the
   /// request would then write into such a block, its next step copies it first, as after fork().
+  /// With recurrent layers it gives up all blocks if computed tokens go: its next step goes on from
+  /// the last kept state that is found, or from the start.
   /// That step needs a new token if all that are left are computed. Throws kInvalidArgument unless
   /// length is 1 to the number of tokens, for a request with drafts, and for one in a step that
   /// does not count yet.
@@ -191,7 +205,9 @@ class Session {
   /// Begins a step: adds the new tokens, finds room for what is to be computed, uploads the step's
   /// metadata. Requests may be in any order, each once and with at least one token to compute. A
   /// request that has reached the end of a block skips further tokens that published blocks hold,
-  /// unless compute_every_row; Step says which are left. The result is valid until the next call.
+  /// unless compute_every_row; Step says which are left. Where recurrent layers keep states, it
+  /// computes none behind the next state to keep (RecurrentLayers). The result is valid until the
+  /// next call.
   ///
   /// A step that does not count yet, as not all of its layers have been attended or it has not been
   /// committed, is given up first: its new tokens and blocks are taken back. So whatever throws
@@ -221,6 +237,13 @@ class Session {
   void attend(std::int32_t layer, const AttentionTensors& tensors,
               const ForwardOptions& options = {});
 
+  /// Runs a recurrent layer over the current step: `run` enqueues its operations on queue(), over
+  /// the states that it is given, and keeps nothing. Call it once for each such layer, in any order
+  /// with attend(). States before the step are kept until it counts, so what throws, `run`
+  /// included, leaves the layer as it was. Throws kInvalidArgument outside of a step, for a layer
+  /// that has already run in this one, and what copying of states throws.
+  void recur(std::int32_t layer, const std::function<void(const RecurrentStep&)>& run);
+
   /// With explicit_commit: the step counts, as it otherwise does after its last attend(). Throws
   /// kInvalidArgument without explicit_commit and unless every layer has been attended in a step
   /// that does not count yet.
@@ -244,6 +267,13 @@ class Session {
   /// group holds none.
   using BlockTables = std::vector<std::vector<std::int32_t>>;
   class Pools;
+  class States;
+  /// Where a request's states are: slots of the pool, -1 = there is none.
+  struct StateSlots {
+    std::int32_t state = -1;
+    std::int32_t conv = -1;   ///< of convolutions, whose window begins at row `window`
+    std::int32_t window = 0;  ///< drafts that were accepted of the last step
+  };
   struct Request {
     std::vector<std::int32_t> tokens = {};
     BlockTables blocks = {};
@@ -252,6 +282,11 @@ class Session {
     std::uint64_t cache_salt = 0;
     std::vector<std::int32_t> drafts = {};   ///< of the current step or a former one
     std::vector<std::int32_t> parents = {};  ///< [drafts], those of a chain, too
+    StateSlots states = {};                  ///< after the computed tokens
+    StateSlots from = {};                    ///< what the current step begins with
+    /// [1 + drafts]: slots of states after the current step's tokens and each of its drafts; of a
+    /// step that counts only those after drafts, until accept().
+    std::vector<std::int32_t> next_states = {};
   };
   /// What becomes of a request of the current step.
   struct Advance {
@@ -268,6 +303,8 @@ class Session {
     std::int32_t seq_len = 0;  ///< with the drafts, which follow
     bool has_tree = false;     ///< they are no chain
     std::span<const std::array<std::int32_t, 2>> spans = {};  ///< the caller's
+    StateSlots from = {};
+    std::vector<std::int32_t> next_states = {};
   };
   /// Caches of one shape, which one call copies, of layers that share blocks.
   struct LayerCaches {
@@ -287,9 +324,15 @@ class Session {
   RequestId insert(Request request);
   std::vector<std::unique_ptr<Attention>> make_layers();
   std::vector<LayerCaches> make_caches();
+  std::unique_ptr<States> make_states();
   std::unique_ptr<Pools> make_pools() const;
   std::vector<Scheduled> schedule(std::span<const StepRequest> requests, Attempt& attempt);
   void share_known(Scheduled& part, Attempt& attempt) const;
+  StateSlots known_state(std::span<const std::int32_t> tokens, const BlockTables& known) const;
+  std::int32_t end_at_state(const Scheduled& part) const;
+  void check_drafts_of_states(const StepRequest& wanted, const Scheduled& part,
+                              std::int64_t left) const;
+  void take_states(std::span<Scheduled> scheduled, Attempt& attempt) const;
   void take_drafts(const StepRequest& wanted, Scheduled& part) const;
   void check_tree(const StepRequest& wanted, const Scheduled& part) const;
   void list_rows(std::span<const Scheduled> scheduled);
@@ -300,6 +343,7 @@ class Session {
   BlockTables block_tables(std::span<const Scheduled> scheduled) const;
   void build(std::span<const Scheduled> scheduled);
   void check_turn(std::int32_t index, const AttentionTensors& tensors) const;
+  bool all_have_run() const;
   void complete_step();
   void give_up_step();
   void set_computed(Request& request, std::int32_t num_computed);
@@ -315,6 +359,7 @@ class Session {
   std::vector<AttentionGroup> groups_;  ///< of layers that run one plan
   std::vector<std::size_t> group_of_;   ///< [layers]
   std::vector<LayerCaches> caches_;
+  std::unique_ptr<States> states_;  ///< null without recurrent layers
   /// Takes memory of the host only after the device had enough.
   std::unique_ptr<Pools> pools_;
   std::map<RequestId, Request> requests_;
@@ -325,6 +370,7 @@ class Session {
   /// both none outside of a step.
   std::vector<Advance> advancing_;
   std::vector<bool> attended_;
+  std::vector<bool> recurred_;  ///< [recurrent layers], of the step if there is one
 };
 
 }  // namespace clattn

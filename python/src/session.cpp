@@ -1,6 +1,7 @@
 #include <clattn/block_pool.hpp>
 #include <clattn/explain.hpp>
 #include <clattn/session.hpp>
+#include <clattn/session_states.hpp>
 
 #include "layer.hpp"
 
@@ -59,7 +60,7 @@ Session make_session(std::shared_ptr<Context> context, std::vector<AttentionOpti
                      std::int64_t num_blocks, std::size_t cache_bytes, bool prefix_caching,
                      const std::optional<std::string>& layout, const BuilderOptions& builder,
                      const std::optional<Queue>& queue, const Progress& progress,
-                     bool explicit_commit) {
+                     bool explicit_commit, const std::optional<RecurrentLayers>& recurrent) {
   SessionConfig config;
   config.layers = std::move(layers);
   config.num_blocks = num_blocks;
@@ -69,6 +70,7 @@ Session make_session(std::shared_ptr<Context> context, std::vector<AttentionOpti
   config.builder = builder;
   config.progress = telling(progress);
   config.explicit_commit = explicit_commit;
+  if (recurrent) config.recurrent = std::make_shared<RecurrentLayers>(*recurrent);
   return Session(std::move(context), queue.value_or(Queue()), std::move(config));
 }
 
@@ -159,6 +161,19 @@ void bind_steps_of(nb::class_<Session>& session) {
           "[rows, heads, head_size]; all arguments as Attention.forward() takes them. key and "
           "value\n"
           "are None for layers that share another's cache.")
+      .def(
+          "recur",
+          [](Session& self, std::int32_t layer, const nb::callable& run) {
+            without_gil([&] {
+              self.recur(layer, [&](const RecurrentStep& step) {
+                const nb::gil_scoped_acquire held;
+                run(nb::cast(step, nb::rv_policy::copy));
+              });
+            });
+          },
+          "layer"_a, "run"_a,
+          "Runs a recurrent layer, each once a step: calls run(RecurrentStep), which enqueues its\n"
+          "operations on the session's queue and keeps nothing.")
       .def("commit", &Session::commit, nb::call_guard<nb::gil_scoped_release>(),
            "With explicit_commit: the step, whose layers have all been attended, counts.")
       .def(
@@ -173,10 +188,28 @@ void bind_steps_of(nb::class_<Session>& session) {
           "dropped. What the model gives after the last of them is the next step's new token.");
 }
 
+void bind_recurrent_parts(nb::module_& module) {
+  using L = RecurrentLayers;
+  Record<L>(module, "RecurrentLayers", "The recurrent layers of a session's model.")
+      .def_rw(
+          "layers", &L::layers,
+          "KVCacheSpecs of mamba, one a layer: a convolution's state, [rows, channels], then a\n"
+          "state, [heads, v, k]. mamba_cache_mode none, or align: a state is kept where a step\n"
+          "ends at a multiple of block_size tokens, and steps end there.")
+      .def_rw("num_slots", &L::num_slots, "For states of all layers.");
+  using S = RecurrentStep;
+  Record<S>(module, "RecurrentStep", "What operations of a recurrent layer are given in a step.")
+      .def_rw("conv_states", &S::conv_states)
+      .def_rw("conv_metadata", &S::conv_metadata, "Of causal_conv1d_fn(), short_conv().")
+      .def_rw("states", &S::states)
+      .def_rw("metadata", &S::metadata, "Of the other operations.");
+}
+
 }  // namespace
 
 void bind_session(nb::module_& module) {
   bind_step(module);
+  bind_recurrent_parts(module);
   nb::class_<Session> session(
       module, "Session",
       "From a model's shape to decoded tokens: owns caches, layers, blocks\n"
@@ -187,20 +220,27 @@ void bind_session(nb::module_& module) {
                        std::size_t cache_bytes, bool prefix_caching,
                        const std::optional<std::string>& layout, const BuilderOptions& builder,
                        const std::optional<Queue>& queue, const Progress& progress,
-                       bool explicit_commit) {
+                       bool explicit_commit, const std::optional<RecurrentLayers>& recurrent) {
              return without_gil([&] {
                return std::unique_ptr<Session>(new Session(
                    make_session(context, layers, num_blocks, cache_bytes, prefix_caching, layout,
-                                builder, queue, progress, explicit_commit)));
+                                builder, queue, progress, explicit_commit, recurrent)));
              });
            }),
            "context"_a, "layers"_a, nb::kw_only(), "num_blocks"_a = 0, "cache_bytes"_a = 0,
            "prefix_caching"_a = true, "layout"_a = nb::none(), "builder"_a = BuilderOptions(),
            "queue"_a = nb::none(), "progress"_a = nb::none(), "explicit_commit"_a = false,
+           "recurrent"_a = nb::none(),
            "layers: AttentionOptions, one a layer. Caches have num_blocks, or what cache_bytes\n"
            "hold. Calls progress(done, total) while the layers are made, which compiles. With\n"
-           "explicit_commit a step counts when commit() says so.")
+           "explicit_commit a step counts when commit() says so. recurrent: RecurrentLayers of a\n"
+           "hybrid model.")
       .def_prop_ro("num_layers", &Session::num_layers)
+      .def_prop_ro("num_recurrent_layers", &Session::num_recurrent_layers)
+      .def_prop_ro(
+          "state_slots", [](const Session& self) { return self.state_slots(); },
+          nb::rv_policy::reference_internal,
+          "The BlockPool of states of recurrent layers, or None. To be read.")
       .def_prop_ro("context", [](const Session& self) { return self.context(); })
       .def(
           "layer",

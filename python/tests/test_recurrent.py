@@ -90,3 +90,61 @@ def test_refusals(context, queue):
         builder.build(queue, [0, 1], [[0, 1]], num_accepted_tokens=[0])
     with pytest.raises(clattn.InvalidArgument, match="name page 3"):
         builder.build(queue, [0, 1, 2], [[3], [3]])
+
+
+def test_metadata_of_gated_delta_nets(context, queue):
+    states = clattn.gated_delta_net_state_shape(1, 2, 16, 16, 4, 2, "f32")
+    spec = clattn.KVCacheSpec(kind="mamba", states=states, num_speculative_blocks=2)
+    assert (spec.mamba_cache_mode, spec.max_admission_blocks_per_request(100, 100)) == ("none", 3)
+    builder = clattn.GDNAttentionMetadataBuilder(context, spec, null_block_id=0)
+    batch = clattn.CommonAttentionMetadata([0, 3, 4, 8], [9, 5, 4], np.arange(1, 10).reshape(3, 3))
+    made = builder.build(
+        queue, batch, num_accepted_tokens=[3, 1, 1], num_decode_draft_tokens=[2, -1, -1]
+    )
+    assert (made.num_spec_decodes, made.num_decodes, made.num_prefills) == (1, 0, 2)
+    assert (made.num_spec_decode_tokens, made.num_prefill_tokens) == (3, 5)
+    assert made.spec_sequence_masks.tolist() == [1, 0, 0]
+    assert made.spec_state_indices_tensor.tolist() == [[1, 2, 3]]
+    assert made.non_spec_state_indices_tensor.tolist() == [4, 7]
+    assert made.has_initial_state.tolist() == [1, 0]
+    assert made.non_spec_token_indx.tolist() == [3, 4, 5, 6, 7]
+    assert made.num_accepted_tokens.tolist() == [3]
+    assert made.chunk_indices.tolist() == [[0, 0], [1, 0]]
+    assert (made.metadata.state_columns, made.metadata.num_reqs) == (3, 3)
+    with pytest.raises(clattn.InvalidArgument, match="num_accepted_tokens has 0 elements"):
+        builder.build(queue, batch, num_decode_draft_tokens=[2, -1, -1])
+
+
+def test_sessions_with_a_recurrent_layer(context, random):
+    query, key = (random.standard_normal((20, 1, 32), np.float32) for _ in range(2))
+    value = random.standard_normal((20, 2, 16), np.float32)
+    g, beta = -random.random((20, 2), np.float32), random.random((20, 2), np.float32)
+    spec = clattn.KVCacheSpec(kind="mamba", states=[clattn.StateTensor(shape=[2, 16, 32])])
+    layer = clattn.AttentionOptions(num_heads=1, head_size=8, dtype="f32")
+    session = clattn.Session(
+        context, [layer], num_blocks=4,
+        recurrent=clattn.RecurrentLayers(layers=[spec], num_slots=4),
+    )  # fmt: skip
+    assert (session.num_layers, session.num_recurrent_layers) == (1, 1)
+    out, rows = np.zeros_like(value), np.zeros((20, 1, 8), np.float32)
+
+    def run_layers(part):
+        def run(step):
+            made = np.zeros_like(value[part])
+            clattn.chunk_gated_delta_rule(
+                context, session.queue, query[part], key[part], value[part], made, step.states,
+                step.metadata, dtype="f32", num_k_heads=1, g=g[part], beta=beta[part],
+            )  # fmt: skip
+            out[part] = made
+
+        session.recur(0, run)
+        session.attend(0, rows[part], rows[part], rows[part], np.empty_like(rows[part]))
+
+    request = session.add(np.arange(20))
+    for first, end in (0, 17), (17, 19), (19, 20):
+        session.step([clattn.StepRequest(id=request, max_tokens=end - first)])
+        run_layers(slice(first, end))
+    np.testing.assert_allclose(out, delta_rule(query, key, value, g, beta, 32**-0.5)[0], atol=1e-5)
+    assert session.state_slots.num_used == 1
+    with pytest.raises(clattn.InvalidArgument, match="outside of a step"):
+        session.recur(0, print)

@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "attention/session_pools.hpp"
+#include "attention/session_attempt.hpp"
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture_pause.hpp"
@@ -36,54 +36,15 @@ std::shared_ptr<Context> not_null(std::shared_ptr<Context> context) {
 
 }  // namespace
 
-/// A step that is being made: unless it is kept, it is given up and its blocks go back.
-class Session::Attempt {
- public:
-  explicit Attempt(Session& session)
-      : session_(session), returning_(pools().num_groups()), replaced_(pools().num_groups()) {}
-  Attempt(const Attempt&) = delete;
-  Attempt& operator=(const Attempt&) = delete;
-  ~Attempt() {
-    for (std::size_t group = 0; group < returning_.size(); ++group)
-      pools().release(group, returning_[group]);
-    if (!kept_) session_.give_up_step();
-  }
-
-  void share(const BlockTables& blocks) {
-    for (std::size_t group = 0; group < blocks.size(); ++group) {
-      returning_[group].reserve(returning_[group].size() + blocks[group].size());
-      pools().share(group, blocks[group]);
-      returning_[group].insert(returning_[group].end(), blocks[group].begin(), blocks[group].end());
-    }
-  }
-  std::vector<std::int32_t> allocate(std::size_t group, std::size_t count) {
-    returning_[group].reserve(returning_[group].size() + count);
-    std::vector<std::int32_t> blocks = pools().allocate(group, count);
-    returning_[group].insert(returning_[group].end(), blocks.begin(), blocks.end());
-    return blocks;
-  }
-  /// A block that the step no longer holds if it is kept.
-  void replace(std::size_t group, std::int32_t block) { replaced_[group].push_back(block); }
-  void keep() noexcept {
-    returning_.swap(replaced_);
-    kept_ = true;
-  }
-
- private:
-  Pools& pools() const { return *session_.pools_; }
-
-  Session& session_;
-  BlockTables returning_, replaced_;
-  bool kept_ = false;
-};
-
 Session::Session(std::shared_ptr<Context> context, Queue queue, SessionConfig config)
     : context_(not_null(std::move(context))),
       queue_(queue == nullptr ? context_->create_queue() : std::move(queue)),
       config_(std::move(config)),
       layers_(make_layers()),
       caches_(make_caches()),
-      pools_(make_pools()) {}
+      states_(make_states()),
+      pools_(make_pools()),
+      recurred_(states_ == nullptr ? 0 : states_->num_layers()) {}
 
 Session::Session(SessionConfig config, std::string_view device)
     : Session(Context::create(device), Queue(), std::move(config)) {}
@@ -108,6 +69,7 @@ const Session::Request& Session::request(RequestId id) const {
 RequestId Session::insert(Request request) {
   const auto place = requests_.emplace_hint(requests_.end(), next_id_, std::move(request));
   pools_->share(place->second.blocks);
+  if (states_ != nullptr) states_->share(place->second.states);
   return next_id_++;
 }
 
@@ -117,6 +79,7 @@ RequestId Session::add(std::span<const std::int32_t> prompt, std::uint64_t cache
   request.blocks.resize(pools_->num_groups());
   if (config_.prefix_caching)
     request.blocks = pools_->find(prompt.first(prompt.size() - 1), cache_salt, request.blocks);
+  request.states = known_state(prompt, request.blocks);
   request.num_computed = to_int(request.blocks[0].size()) * pools_->block_size();
   return insert(std::move(request));
 }
@@ -125,6 +88,8 @@ RequestId Session::fork(RequestId id) {
   check_no_drafts("fork", id);
   Request copy = request(id);
   for (auto& blocks : copy.blocks) blocks.resize(pools_->num_blocks_of(copy.num_computed));
+  copy.from = {};
+  copy.next_states.clear();
   return insert(std::move(copy));
 }
 
@@ -132,6 +97,9 @@ RequestId Session::fork(RequestId id) {
 void Session::drop_blocks(Request& request) {
   pools_->release_behind(request.blocks, 0);
   request.num_computed = 0;
+  if (states_ == nullptr) return;
+  states_->release(std::exchange(request.states, {}));
+  states_->drop_step(request);
 }
 
 void Session::evict(RequestId id) {
@@ -166,13 +134,16 @@ std::vector<Session::Scheduled> Session::schedule(std::span<const StepRequest> r
     Scheduled& part = scheduled.emplace_back();
     check_spans(wanted);
     part = {&requests_[wanted.id], now.blocks, now.num_computed};
+    part.from = now.states;
     part.spans = wanted.spans;
     advancing_.push_back({wanted.id, now.tokens.size(), 0});
     auto& tokens = part.request->tokens;
     tokens.insert(tokens.end(), wanted.new_tokens.begin(), wanted.new_tokens.end());
     if (!wanted.compute_every_row) share_known(part, attempt);
+    if (states_ != nullptr) attempt.share(part.from);
     part.end =
         part.num_computed + std::min(wanted.max_tokens, to_int(tokens.size()) - part.num_computed);
+    part.end = end_at_state(part);
     advancing_.back().num_computed_after = part.seq_len = part.end;
     take_drafts(wanted, part);
   }
@@ -194,6 +165,7 @@ void Session::share_known(Scheduled& part, Attempt& attempt) const {
       if (known[group][block] >= 0) part.blocks[group][block] = known[group][block];
   }
   part.num_computed = to_int(known[0].size()) * pools_->block_size();
+  part.from = known_state(tokens, known);
 }
 
 /// Fills in step_ but for its metadata, and checks it: a step that is too large is refused before
@@ -274,6 +246,7 @@ const Step& Session::step(std::span<const StepRequest> requests) {
   lacks.reserve(pools_->num_groups());
   for (std::size_t group = 0; group < pools_->num_groups(); ++group)
     lacks.push_back(count_lack(scheduled, group));
+  take_states(scheduled, attempt);
   std::vector<std::vector<BlockPair>> copies;
   copies.reserve(lacks.size());
   for (std::size_t group = 0; group < lacks.size(); ++group)
@@ -281,7 +254,12 @@ const Step& Session::step(std::span<const StepRequest> requests) {
   build(scheduled);
   for (std::size_t group = 0; group < copies.size(); ++group) copy_blocks(group, copies[group]);
   attended_.assign(layers_.size(), false);
-  for (Scheduled& part : scheduled) part.request->blocks.swap(part.blocks);  // nothing throws now
+  recurred_.assign(recurred_.size(), false);
+  for (Scheduled& part : scheduled) {  // nothing throws now
+    part.request->blocks.swap(part.blocks);
+    part.request->from = part.from;
+    part.request->next_states.swap(part.next_states);
+  }
   attempt.keep();
   return step_;
 }
@@ -314,8 +292,11 @@ void Session::attend(std::int32_t index, const AttentionTensors& tensors,
   check_turn(index, tensors);
   layer(index).forward(queue_, tensors, metadata_[group_of_[to_size(index)]], options);
   attended_[to_size(index)] = true;
-  if (!config_.explicit_commit && std::ranges::find(attended_, false) == attended_.end())
-    complete_step();
+  if (!config_.explicit_commit && all_have_run()) complete_step();
+}
+
+bool Session::all_have_run() const {
+  return std::ranges::count(attended_, false) == 0 && std::ranges::count(recurred_, false) == 0;
 }
 
 void Session::commit() {
@@ -325,12 +306,19 @@ void Session::commit() {
   throw_invalid_if(attended_.empty() || left > 0,
                    "commit: {} of {} layers have been attended, legal: all of them, once a step",
                    std::ssize(attended_) - left, layers_.size());
+  const auto missing = std::ranges::count(recurred_, false);
+  throw_invalid_if(missing > 0,
+                   "commit: {} of {} recurrent layers have run, legal: all of them, once a step",
+                   std::ssize(recurred_) - missing, recurred_.size());
   complete_step();
 }
 
 void Session::complete_step() {
-  for (const Advance& entry : advancing_)
-    set_computed(requests_[entry.id], entry.num_computed_after);
+  for (const Advance& entry : advancing_) {
+    Request& request = requests_[entry.id];
+    if (states_ != nullptr) states_->advance(request);
+    set_computed(request, entry.num_computed_after);
+  }
   advancing_.clear();
   attended_.clear();
 }
@@ -342,6 +330,7 @@ void Session::give_up_step() {
     request.tokens.resize(entry.num_tokens_before);
     drop_drafts(request);
     pools_->release_behind(request.blocks, request.num_computed);
+    if (states_ != nullptr) states_->drop_step(request);
   }
   advancing_.clear();
   attended_.clear();

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "attention/session_pools.hpp"
+#include "attention/session_recurrent.hpp"
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture_pause.hpp"
@@ -194,7 +195,8 @@ std::unique_ptr<Session::Pools> Session::make_pools() const {
     const KVCacheSpec& spec = std::ranges::find_if(groups_, of_group)->spec;
     groups.push_back({static_cast<std::int32_t>(each.caches[0].num_blocks), reach_of(spec)});
   }
-  return std::make_unique<Pools>(groups, caches_[0].caches[0].block_size);
+  return std::make_unique<Pools>(groups, caches_[0].caches[0].block_size,
+                                 states_ == nullptr ? nullptr : &states_->pool());
 }
 
 const BlockPool& Session::blocks() const noexcept {
@@ -218,6 +220,7 @@ void Session::warm_up(const std::function<void(std::int32_t, std::int32_t)>& pro
       copy_blocks(group, std::array{BlockPair{0, 1}});
     if (moves) move_tokens(group, {slot, slot, std::array{0, 1}});  // a token onto itself
   }
+  if (next_id_ == 0 && states_ != nullptr) states_->warm_up(*context_, queue_);
   for (std::int32_t done = 0; done < num_layers(); ++done) {
     if (progress) progress(done, num_layers());
     layer(done).warm_up(queue_);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "attention/session_pools.hpp"
+#include "attention/session_recurrent.hpp"
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "metadata/tree_rows.hpp"
@@ -37,9 +38,12 @@ void Session::check_not_in_step(std::string_view call, RequestId id) const {
 
 void Session::set_computed(Request& request, std::int32_t num_computed) {
   const std::int32_t before = std::exchange(request.num_computed, num_computed);
-  if (config_.prefix_caching)
-    pools_->publish(std::span(request.tokens).first(to_size(num_computed)), request.blocks,
-                    request.cache_salt, before);
+  const auto tokens = std::span(request.tokens).first(to_size(num_computed));
+  if (config_.prefix_caching) pools_->publish(tokens, request.blocks, request.cache_salt, before);
+  const StateSlots& states = request.states;
+  if (config_.prefix_caching && states.state >= 0 && states.window == 0 &&
+      num_computed % states_->interval() == 0)
+    pools_->publish_state(tokens, request.blocks, states.state);
   pools_->release_left(request.blocks, before, num_computed);
 }
 
@@ -52,6 +56,7 @@ void Session::truncate(RequestId id, std::int32_t length) {
                    "truncate: request {}: length is {}, legal: 1 … {} (its tokens)", id, length,
                    most);
   request.tokens.resize(to_size(length));
+  if (states_ != nullptr && length < request.num_computed) return drop_blocks(request);
   request.num_computed = std::min(request.num_computed, length);
   pools_->release_behind(request.blocks, request.num_computed);
   if (!pools_->holds_window(request.blocks, request.num_computed)) drop_blocks(request);
@@ -83,6 +88,7 @@ void Session::take_drafts(const StepRequest& wanted, Scheduled& part) const {
         request.parents[draft], static_cast<std::int64_t>(draft) - 1);
   part.seq_len += static_cast<std::int32_t>(request.drafts.size());
   part.has_tree = !detail::is_chain(request.parents);
+  check_drafts_of_states(wanted, part, left);
   if (part.has_tree) check_tree(wanted, part);
 }
 
@@ -147,6 +153,7 @@ void Session::accept(RequestId id, std::span<const std::int32_t> path) {
     throw;
   }
   drop_drafts(request);
+  if (states_ != nullptr) states_->accept(request, path.size());
   set_computed(request, static_cast<std::int32_t>(request.tokens.size()));
   pools_->release_behind(request.blocks, request.num_computed);
 }

@@ -3,6 +3,7 @@
 #include <clattn/session.hpp>
 
 #include "attention/session_pools.hpp"
+#include "attention/session_recurrent.hpp"
 #include "base/checked.hpp"
 #include "base/error.hpp"
 
@@ -71,6 +72,7 @@ void Session::build(std::span<const Scheduled> scheduled) {
     metadata_.push_back(&group.builder->build(queue_, batch));
   }
   step_.metadata = metadata_[group_of_[0]];
+  if (states_ != nullptr) states_->build(queue_, step_, scheduled);
 }
 
 }  // namespace clattn

@@ -8,7 +8,8 @@ namespace clattn {
 
 using detail::ceil_div, detail::to_size;
 
-Session::Pools::Pools(std::span<const Group> groups, std::int32_t block_size) {
+Session::Pools::Pools(std::span<const Group> groups, std::int32_t block_size, BlockPool* states)
+    : states_(states) {
   for (const Group& group : groups) {
     pools_.emplace_back(group.num_blocks, block_size);
     windows_.push_back(group.window);
@@ -31,10 +32,10 @@ std::span<const std::int32_t> Session::Pools::tokens_of(std::span<const std::int
   return tokens.subspan(block * to_size(block_size()), to_size(block_size()));
 }
 
-/// The group's block with what block `known` of group 0 holds of these tokens, or -1.
-std::int32_t Session::Pools::find_in(std::size_t group, std::int32_t known,
+/// The pool's block with what block `known` of group 0 holds of these tokens, or -1.
+std::int32_t Session::Pools::find_in(const BlockPool& pool, std::int32_t known,
                                      std::span<const std::int32_t> tokens) const {
-  const auto found = pools_[group].find_prefix(tokens, pools_[0].content_of(known));
+  const auto found = pool.find_prefix(tokens, pools_[0].content_of(known));
   return found.empty() ? -1 : found[0];
 }
 
@@ -46,7 +47,7 @@ std::size_t Session::Pools::longest_seen(std::size_t group, std::span<const std:
                                          std::size_t num_blocks) const {
   const auto is_there = [&](std::size_t block) {
     return block < own.size() ? own[block] >= 0
-                              : find_in(group, known[block], tokens_of(tokens, block)) >= 0;
+                              : find_in(pools_[group], known[block], tokens_of(tokens, block)) >= 0;
   };
   // A block that is missing is in the window of all ends behind it that are near enough.
   std::size_t checked = num_blocks;  // those from here to num_blocks are there
@@ -60,6 +61,28 @@ std::size_t Session::Pools::longest_seen(std::size_t group, std::span<const std:
   return num_blocks;
 }
 
+/// How many of the first `num_blocks` known blocks there are up to the last one with a state.
+std::size_t Session::Pools::longest_with_state(std::span<const std::int32_t> known,
+                                               std::span<const std::int32_t> tokens,
+                                               std::size_t num_blocks) const {
+  while (states_ != nullptr && num_blocks > 0 &&
+         find_in(*states_, known[num_blocks - 1], tokens_of(tokens, num_blocks - 1)) < 0)
+    --num_blocks;
+  return num_blocks;
+}
+
+std::int32_t Session::Pools::find_state(std::span<const std::int32_t> tokens,
+                                        const BlockTables& known) const {
+  return find_in(*states_, known[0].back(), tokens_of(tokens, known[0].size() - 1));
+}
+
+void Session::Pools::publish_state(std::span<const std::int32_t> tokens, const BlockTables& tables,
+                                   std::int32_t slot) {
+  const std::size_t last = tokens.size() / to_size(block_size()) - 1;
+  states_->publish(tokens_of(tokens, last), std::span(&slot, 1),
+                   pools_[0].content_of(tables[0][last]));
+}
+
 Session::BlockTables Session::Pools::find(std::span<const std::int32_t> tokens, std::uint64_t salt,
                                           const BlockTables& own) const {
   BlockTables found(num_groups());
@@ -71,6 +94,7 @@ Session::BlockTables Session::Pools::find(std::span<const std::int32_t> tokens, 
     longest = end;
     for (std::size_t group = 1; group < num_groups(); ++group)
       end = longest_seen(group, known, tokens, own[group], end);
+    end = longest_with_state(known, tokens, end);
   } while (end < longest);
   if (end <= held) return found;
   for (std::size_t group = 0; group < num_groups(); ++group) {
@@ -78,8 +102,9 @@ Session::BlockTables Session::Pools::find(std::span<const std::int32_t> tokens, 
     const std::size_t first =
         std::max(held, first_needed(group, static_cast<std::int64_t>(end) * block_size()));
     for (std::size_t block = first; block < end; ++block)
-      found[group][block] =
-          group == 0 ? known[block] : find_in(group, known[block], tokens_of(tokens, block));
+      found[group][block] = group == 0
+                                ? known[block]
+                                : find_in(pools_[group], known[block], tokens_of(tokens, block));
   }
   return found;
 }

@@ -19,7 +19,8 @@ class Session::Pools {
     std::int32_t num_blocks = 0;
     std::int32_t window = 0;  ///< tokens that a row sees, itself included; not read of group 0
   };
-  Pools(std::span<const Group> groups, std::int32_t block_size);
+  /// `states`: slots of recurrent layers, or null; kept.
+  Pools(std::span<const Group> groups, std::int32_t block_size, BlockPool* states);
 
   std::size_t num_groups() const noexcept { return pools_.size(); }
   std::int32_t block_size() const noexcept { return pools_[0].block_size(); }
@@ -30,9 +31,16 @@ class Session::Pools {
 
   /// What published blocks hold of `tokens` beyond the full blocks of `own`: in each group the
   /// blocks that rows after these tokens need and `own` lacks, -1 for all others. Group 0 has as
-  /// many entries as blocks are known, own ones included; none = nothing more is known.
+  /// many entries as blocks are known, own ones included; none = nothing more is known. Where there
+  /// are states, one is known after these blocks.
   BlockTables find(std::span<const std::int32_t> tokens, std::uint64_t salt,
                    const BlockTables& own) const;
+  /// The slot of the state after the blocks that find() knows of `tokens`.
+  std::int32_t find_state(std::span<const std::int32_t> tokens, const BlockTables& known) const;
+  /// Lets find() end with the blocks of `tokens`, which are full and published, after which the
+  /// state is in `slot`.
+  void publish_state(std::span<const std::int32_t> tokens, const BlockTables& tables,
+                     std::int32_t slot);
   /// Whether each group holds what rows after the first `num_tokens` tokens may see.
   bool holds_window(const BlockTables& tables, std::int32_t num_tokens) const;
 
@@ -54,8 +62,11 @@ class Session::Pools {
 
  private:
   std::size_t first_needed(std::size_t group, std::int64_t num_tokens) const;
-  std::int32_t find_in(std::size_t group, std::int32_t known,
+  std::int32_t find_in(const BlockPool& pool, std::int32_t known,
                        std::span<const std::int32_t> tokens) const;
+  std::size_t longest_with_state(std::span<const std::int32_t> known,
+                                 std::span<const std::int32_t> tokens,
+                                 std::size_t num_blocks) const;
   std::size_t longest_seen(std::size_t group, std::span<const std::int32_t> known,
                            std::span<const std::int32_t> tokens, std::span<const std::int32_t> own,
                            std::size_t num_blocks) const;
@@ -63,6 +74,7 @@ class Session::Pools {
                                           std::size_t block) const;
 
   std::vector<BlockPool> pools_;
+  BlockPool* states_;
   std::vector<std::int32_t> windows_;
 };
 

@@ -1,19 +1,9 @@
-#include <clattn/recurrent.hpp>
+#include <clattn/clattn_recurrent.h>
 
-#include "c_api/handles.hpp"
+#include "c_api/recurrent_metadata.hpp"
 
 using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
 using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
-
-namespace clattn::c_api {
-
-/// A builder, and the batch that it has.
-struct HeldMetadata {
-  RecurrentMetadataBuilder builder;
-  std::optional<RecurrentMetadata> built;
-};
-
-}  // namespace clattn::c_api
 
 namespace {
 
@@ -39,7 +29,6 @@ StateView states_of(const ClattnStateView* view, const char* name, std::vector<s
 
 }  // namespace
 
-struct ClattnRecurrentMetadata : Holds<HeldMetadata, "metadata"> {};
 CLATTN_DESTROYS(clattn_recurrent_metadata_destroy, ClattnRecurrentMetadata)
 
 namespace {

@@ -1,8 +1,9 @@
 #include <clattn/block_pool.hpp>
 #include <clattn/explain.hpp>
 #include <clattn/session.hpp>
+#include <clattn/session_states.hpp>
 
-#include "c_api/handles.hpp"
+#include "c_api/recurrent_metadata.hpp"
 
 using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
 using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
@@ -20,6 +21,22 @@ auto telling(ClattnProgress progress, void* user) {
   };
 }
 
+std::shared_ptr<const RecurrentLayers> recurrent_of(const ClattnSessionConfig& given) {
+  if (given.recurrent_layers == nullptr) {
+    detail::throw_invalid_if(given.num_state_slots != 0,
+                             "config: num_state_slots is {}, legal without recurrent_layers: 0",
+                             given.num_state_slots);
+    return nullptr;
+  }
+  RecurrentLayers layers;
+  layers.layers = each_of(given.recurrent_layers, given.num_recurrent_layers,
+                          "config: recurrent_layers", [](const ClattnKVCacheSpec* spec) {
+                            return spec_of(spec, "config: recurrent_layers: an element");
+                          });
+  layers.num_slots = given.num_state_slots;
+  return std::make_shared<RecurrentLayers>(std::move(layers));
+}
+
 SessionConfig config_of(const ClattnSessionConfig& given) {
   SessionConfig config;
   config.layers =
@@ -33,6 +50,7 @@ SessionConfig config_of(const ClattnSessionConfig& given) {
   config.progress = telling(given.progress, given.progress_user);
   config.explicit_commit = given.explicit_commit != 0;
   config.builder = builder_options_of(given.step_options);
+  config.recurrent = recurrent_of(given);
   return config;
 }
 
@@ -57,6 +75,11 @@ StepRequest request_of(const ClattnStepRequest& given) {
   request.drafts.assign(drafts.begin(), drafts.end());
   request.draft_parents.assign(parents.begin(), parents.end());
   return request;
+}
+
+ClattnStateView view_of(const StateView& view) {
+  return {sizeof(ClattnStateView), 0,           view.buffer.handle(),
+          view.num_blocks,         view.offset, view.block_stride};
 }
 
 std::int32_t count_of(std::span<const std::int32_t> values) {
@@ -96,13 +119,17 @@ ClattnResult clattn_session_load_kv_scales(ClattnSession* session, int32_t layer
 ClattnResult clattn_session_info(const ClattnSession* session, ClattnSessionInfo* info) {
   return guarded([&] {
     const Session& of = held(session);
+    const BlockPool* const slots = of.state_slots();
     fill(info, "info",
          {.struct_size = 0,
           .num_layers = of.num_layers(),
           .block_size = of.blocks().block_size(),
           .num_blocks = of.blocks().num_blocks(),
           .num_free_blocks = of.blocks().num_free(),
-          .num_windows = static_cast<int32_t>(of.window_blocks().size())});
+          .num_windows = static_cast<int32_t>(of.window_blocks().size()),
+          .num_recurrent_layers = of.num_recurrent_layers(),
+          .num_slots = slots == nullptr ? 0 : slots->num_blocks(),
+          .num_free_slots = slots == nullptr ? 0 : slots->num_free()});
   });
 }
 
@@ -185,6 +212,35 @@ ClattnResult clattn_session_attend(ClattnSession* session, int32_t layer,
     const ClattnTensors& given = read(tensors, "tensors");
     held(session).attend(layer, tensors_of(given), forward_options_of(given));
   });
+}
+
+ClattnResult clattn_session_recur(ClattnSession* session, int32_t layer, ClattnRecur run,
+                                  void* user) {
+  struct Stopped {};
+  ClattnResult result = CLATTN_SUCCESS;  // of `run`
+  const ClattnResult own = guarded([&] {
+    Session& of = held(session);
+    deref(run, "run");
+    try {
+      of.recur(layer, [&](const RecurrentStep& step) {
+        const ClattnStateView conv = view_of(step.conv_states), states = view_of(step.states);
+        const ClattnRecurrentMetadata conv_metadata{
+            {{RecurrentMetadataBuilder(*of.context()), step.conv_metadata}}};
+        const ClattnRecurrentMetadata metadata{
+            {{RecurrentMetadataBuilder(*of.context()), step.metadata}}};
+        const ClattnRecurrentStep given{.struct_size = sizeof given,
+                                        .reserved = 0,
+                                        .conv_states = conv.buffer == nullptr ? nullptr : &conv,
+                                        .conv_metadata = &conv_metadata,
+                                        .states = states.buffer == nullptr ? nullptr : &states,
+                                        .metadata = &metadata};
+        result = run(user, &given);
+        if (result != CLATTN_SUCCESS) throw Stopped();
+      });
+    } catch (const Stopped&) {  // its text stays this thread's
+    }
+  });
+  return result != CLATTN_SUCCESS ? result : own;
 }
 
 ClattnResult clattn_session_commit(ClattnSession* session) {

@@ -173,6 +173,75 @@ static void test_lists_on_the_device(const Fixture* fixture, ClattnRecurrentMeta
   clattn_buffer_destroy(pages);
 }
 
+typedef struct Recurring {
+  const Fixture* fixture;
+  ClattnQueue* queue;
+  ClattnGatedDeltaRule rule;
+} Recurring;
+
+static ClattnResult recur(void* user, const ClattnRecurrentStep* step) {
+  const Recurring* with = user;
+  EXPECT(step->conv_states == NULL && step->states->num_blocks == 3);
+  return clattn_gated_delta_rule(with->fixture->context, with->queue, &with->rule, step->states,
+                                 step->metadata);
+}
+
+/* A hybrid of a layer of attention, which does not run here, and one with a state. Two tokens with
+   keys and queries of ones and values of 4: each gives scale * 4. */
+static void test_session(const Fixture* fixture, ClattnBuffer* ones, ClattnBuffer* fours,
+                         ClattnBuffer* out) {
+  static const int64_t shape[] = {1, 16, 16};
+  static const int32_t prompt[] = {5, 6};
+  const ClattnStateTensor state = {.shape = shape, .num_dims = 3};
+  ClattnKVCacheSpec spec = {.struct_size = sizeof spec, .kind = "mamba"};
+  const ClattnKVCacheSpec* const recurrent[] = {&spec};
+  const ClattnLayerConfig layer = layer_config();
+  const ClattnLayerConfig* const layers[] = {&layer};
+  ClattnSessionConfig config = {.struct_size = sizeof config, .num_layers = 1, .num_blocks = 2};
+  ClattnSessionInfo info = {.struct_size = sizeof info};
+  ClattnStepRows rows = {.struct_size = sizeof rows};
+  ClattnStepRequest request = {0};
+  ClattnSession* session = NULL;
+  ClattnBuffer* const zeros = filled(fixture, 2, 0);
+  Recurring with = {.fixture = fixture, .rule = {.struct_size = sizeof with.rule}};
+  spec.states = &state;
+  spec.num_states = 1;
+  config.layers = layers;
+  config.num_state_slots = 3;
+  EXPECT_INVALID(clattn_session_create(fixture->context, &config, &session),
+                 "num_state_slots is 3, legal without recurrent_layers: 0");
+  config.recurrent_layers = recurrent;
+  config.num_recurrent_layers = 1;
+  spec.mamba_cache_mode = "every";
+  EXPECT_INVALID(clattn_session_create(fixture->context, &config, &session),
+                 "mamba_cache_mode: 'every' is not one of none, align, all");
+  spec.mamba_cache_mode = "none";
+  EXPECT_OK(clattn_session_create(fixture->context, &config, &session));
+  EXPECT_OK(clattn_session_queue(session, &with.queue));
+  EXPECT_OK(clattn_session_add(session, prompt, 2, 0, &request.id));
+  EXPECT_OK(clattn_session_step(session, &request, 1, &rows));
+  EXPECT_OK(clattn_session_info(session, &info));
+  EXPECT(info.num_recurrent_layers == 1 && info.num_slots == 3 && info.num_free_slots == 2);
+  with.rule.head_k_dim = with.rule.head_v_dim = 16;
+  with.rule.scale = 0.5;
+  EXPECT_INVALID(clattn_session_recur(session, 0, recur, &with), "query: no buffer");
+  with.rule.dtype = "f32";
+  with.rule.query.buffer = with.rule.key.buffer = with.rule.beta.buffer = ones;
+  with.rule.value.buffer = fours;
+  with.rule.out.buffer = out;
+  with.rule.g.buffer = zeros;
+  EXPECT_OK(clattn_session_recur(session, 0, recur, &with));
+  float values[32];
+  EXPECT_OK(clattn_buffer_read(out, with.queue, 0, values, sizeof values));
+  for (int i = 0; i < 32; ++i) EXPECT(fabsf(values[i] - 2) < 1e-4F);
+  EXPECT_INVALID(clattn_session_recur(session, 0, recur, &with), "for the second time");
+  EXPECT_INVALID(clattn_session_recur(session, 0, NULL, &with), "run is null");
+  EXPECT_INVALID(clattn_session_recur(NULL, 0, recur, &with), "session is null");
+  clattn_session_destroy(session);
+  clattn_queue_destroy(with.queue);
+  clattn_buffer_destroy(zeros);
+}
+
 void test_recurrent(const Fixture* fixture) {
   ClattnRecurrentMetadata* const metadata = built_metadata(fixture);
   ClattnBuffer* const ones = filled(fixture, 64, 1);
@@ -181,6 +250,7 @@ void test_recurrent(const Fixture* fixture) {
   test_rule(fixture, metadata, ones, fours, out);
   test_convolution(fixture, metadata, ones, fours, out);
   test_norm(fixture, ones, fours, out);
+  test_session(fixture, ones, fours, out);
   test_lists_on_the_device(fixture, metadata);
   clattn_recurrent_metadata_destroy(metadata);
   clattn_buffer_destroy(ones);

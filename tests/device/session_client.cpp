@@ -138,6 +138,7 @@ void Client::expect_truth(std::int32_t layer, const std::vector<StepRequest>& re
 std::map<clattn::RequestId, Rows> Client::run(const std::vector<StepRequest>& requests) {
   const Step& step = session.step(requests);
   std::map<clattn::RequestId, Rows> rows;
+  if (before_attention) before_attention(sequences(requests, step));
   for (std::int32_t layer = 0; layer < session.num_layers(); ++layer) {
     const std::vector<float> output = attend(layer, requests, step);
     if (!session.layer(layer).config().use_mla) expect_truth(layer, requests, step, output);

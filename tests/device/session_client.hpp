@@ -2,6 +2,7 @@
 
 #include <clattn/session.hpp>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -34,13 +35,15 @@ class Client {
   /// The tensors of `step` in a layer, run by attend().
   std::vector<float> attend(std::int32_t layer, const std::vector<clattn::StepRequest>& requests,
                             const clattn::Step& step, const clattn::ForwardOptions& options = {});
-
- private:
   /// Tokens whose last ones are rows of a step: a request's, or those that lead to a draft.
   struct Sequence {
     Tokens tokens;
     std::int32_t num_rows = 0;
   };
+  /// What run() calls before it attends, such as a model's other layers.
+  std::function<void(std::span<const Sequence>)> before_attention = {};
+
+ private:
   std::vector<Sequence> sequences(const std::vector<clattn::StepRequest>& requests,
                                   const clattn::Step& step) const;
   std::vector<float> row(std::int32_t layer, int tensor,
