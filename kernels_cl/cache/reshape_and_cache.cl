@@ -27,60 +27,13 @@
 #if !defined(CLA_HEAD_DIM) || !defined(CLA_PAGE_SIZE) || !defined(CLA_CACHE_X)
 #error "reshape_and_cache.cl needs CLA_HEAD_DIM, CLA_PAGE_SIZE and CLA_CACHE_X"
 #endif
-#include "core/raw.clh"
+#include "cache/cells.clh"
 #include "core/write_call.clh"
 
 #define CLA_SIDE_TOKENS 16 /* kSideTokens of cache_write.cpp */
 
 #if CLA_CACHE_X != 4 && CLA_CACHE_X != 8 && CLA_CACHE_X != 16
 #error "CLA_CACHE_X must be 4, 8 or 16"
-#endif
-
-/* Eight elements as they are stored. */
-#if CLA_Q_DTYPE == CLA_KV_DTYPE && CLA_Q_DTYPE != 0
-typedef uint4 ClaCells;
-
-static inline ClaCells cla_cells(ClaRaw raw, float scale) {
-  return raw;
-}
-static inline void cla_put8(ClaCells cells, __global CLA_KV_T* to) {
-  *(__global uint4*)to = cells;
-}
-static inline void cla_put8_any(ClaCells cells, __global CLA_KV_T* to) {
-  vstore8(as_ushort8(cells), 0, to);
-}
-static inline void cla_put_column(ClaCells cells, __global CLA_KV_T* to, ulong stride) {
-  to[0] = (ushort)cells.x;
-  to[stride] = (ushort)(cells.x >> 16);
-  to[2 * stride] = (ushort)cells.y;
-  to[3 * stride] = (ushort)(cells.y >> 16);
-  to[4 * stride] = (ushort)cells.z;
-  to[5 * stride] = (ushort)(cells.z >> 16);
-  to[6 * stride] = (ushort)cells.w;
-  to[7 * stride] = (ushort)(cells.w >> 16);
-}
-#else
-typedef ClaF8 ClaCells;
-
-static inline ClaCells cla_cells(ClaRaw raw, float scale) {
-#if CLA_KV_QUANT
-  return cla_divide8(cla_raw_expand(raw), scale);
-#else
-  return cla_raw_expand(raw);
-#endif
-}
-#define cla_put8 cla_kv_store8
-#define cla_put8_any cla_kv_store8_any
-static inline void cla_put_column(ClaCells cells, __global CLA_KV_T* to, ulong stride) {
-  CLA_KV_STORE1(cells.lo.x, to);
-  CLA_KV_STORE1(cells.lo.y, to + stride);
-  CLA_KV_STORE1(cells.lo.z, to + 2 * stride);
-  CLA_KV_STORE1(cells.lo.w, to + 3 * stride);
-  CLA_KV_STORE1(cells.hi.x, to + 4 * stride);
-  CLA_KV_STORE1(cells.hi.y, to + 5 * stride);
-  CLA_KV_STORE1(cells.hi.z, to + 6 * stride);
-  CLA_KV_STORE1(cells.hi.w, to + 7 * stride);
-}
 #endif
 
 /* Where the keys and values of the call lie. */

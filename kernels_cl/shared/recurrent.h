@@ -3,7 +3,7 @@
 #ifndef CLATTN_SHARED_RECURRENT_H
 #define CLATTN_SHARED_RECURRENT_H
 
-#include "shared/call.h"
+#include "shared/rows.h"
 
 /* The lists of a step: where each begins in its buffer, and what numbers they may hold. */
 typedef struct ClaRecurrentLists {
@@ -18,12 +18,6 @@ typedef struct ClaRecurrentLists {
   int null_block; /* names no page either; negative: there is none */
   int reserved;
 } ClaRecurrentLists;
-
-/* A tensor: row t begins at offset + t * stride. */
-typedef struct ClaRows {
-  CLA_LONG offset;
-  CLA_LONG stride;
-} ClaRows;
 
 typedef struct ClaDeltaRule {
   ClaRecurrentLists lists;
