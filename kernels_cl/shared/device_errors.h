@@ -22,6 +22,8 @@
 #define CLA_ERROR_DIRECTION 8    /* the request's direction is none */
 #define CLA_ERROR_TREE 9         /* its tree has a size that it may not have */
 #define CLA_ERROR_BITS_OF_ROW 10 /* the bits of a row are not those of its node */
-#define CLA_ERROR_REASONS 11
+/* Of prepare_qkv: */
+#define CLA_ERROR_POSITION 11 /* the token's position is outside the table */
+#define CLA_ERROR_REASONS 12
 
 #endif

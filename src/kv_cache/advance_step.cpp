@@ -179,12 +179,14 @@ void DeviceErrors::check(cl_command_queue queue) {
       "its direction is none of 0 (both ways), 1 (causal), 2 (canvas)",
       "its tree has fewer nodes than it has query tokens, more than tree_start_loc or its seq_len "
       "allows, or its first or kept keys",
-      "the tree_bits of a row do not hold its own node, or hold later ones"};
+      "the tree_bits of a row do not hold its own node, or hold later ones",
+      "one of its positions is outside cos_sin_cache"};
   const std::int32_t reason = word & ((1 << CLA_ERROR_BITS) - 1);
   const std::string_view what = reason < CLA_ERROR_SHORT       ? "advance_step: row"
                                 : reason < CLA_ERROR_QUERIES   ? "update_seq_lens: request"
                                 : reason < CLA_ERROR_DIRECTION ? "update_query_lens: request"
-                                                               : "update_lists: request";
+                                : reason < CLA_ERROR_POSITION  ? "update_lists: request"
+                                                               : "prepare_qkv: token";
   const std::string_view effect =
       reason == CLA_ERROR_BITS_OF_ROW ? "is not what was meant" : "was left out";
   throw_invalid("{} {} {}: {}", what, CLA_ERROR_ROWS - (word >> CLA_ERROR_BITS), effect,

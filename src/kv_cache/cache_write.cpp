@@ -86,6 +86,10 @@ void store_at_slots(const Context& context, cl_command_queue queue, const Append
 
 }  // namespace
 
+KernelShape detail::cache_write_shape(const KVCache& cache, DType dtype) {
+  return write_shape(cache, dtype);
+}
+
 template <typename Cache>
 void detail::write_pages(const Context& context, cl_command_queue queue, const TensorRef& key,
                          const TensorRef& value, DType dtype, const Cache& cache,

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "capture/capture.hpp"
+#include "kernels/choose/variants.hpp"
 #include "opencl/runtime.hpp"
 
 namespace clattn::detail {
@@ -22,6 +23,10 @@ OpKernel op_kernel(const Context& context, std::string_view entry, std::string_v
 
 /// "-DCLA_Q_DTYPE=… -DCLA_KV_DTYPE=…": a tensor's type, which must not be quantized, and a cache's.
 std::string dtype_options(DType dtype, DType cache_dtype);
+
+/// What writes tokens of `dtype` to a cache. Throws kInvalidArgument for types and sizes that no
+/// kernel writes, naming what is legal.
+KernelShape cache_write_shape(const KVCache& cache, DType dtype);
 
 /// An event of a call that may enqueue nothing, left empty then.
 inline void clear(Event* event) {

@@ -273,6 +273,18 @@ constexpr std::array kExtras = {
           "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=4", "gpu"},
     Extra{"mla_cache__wg128_int8", "cache/mla_cache.cl",
           "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=5", "gpu"},
+    Extra{"prepare_qkv__vec_e4m3", "cache/prepare_qkv.cl",
+          "-DCLA_WG_SIZE=1 -DCLA_Q_DTYPE=2 -DCLA_KV_DTYPE=3 -DCLA_HEAD_DIM=80 -DCLA_LANES=1 "
+          "-DCLA_ALIGNED=0",
+          "cpu"},
+    Extra{"prepare_qkv__wg128", "cache/prepare_qkv.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_HEAD_DIM=256 -DCLA_LANES=32 "
+          "-DCLA_ALIGNED=1",
+          "gpu"},
+    Extra{"prepare_qkv__wg128_int8", "cache/prepare_qkv.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=0 -DCLA_KV_DTYPE=5 -DCLA_HEAD_DIM=80 -DCLA_LANES=10 "
+          "-DCLA_ALIGNED=1",
+          "gpu"},
     Extra{"advance_step__vec", "cache/advance_step.cl", "-DCLA_WG_SIZE=1", "cpu"},
     Extra{"advance_step__wg128", "cache/advance_step.cl", "-DCLA_WG_SIZE=128", "gpu"},
     Extra{"cut_queries__vec", "attention/cut_queries.cl", "-DCLA_WG_SIZE=1", "cpu"},
