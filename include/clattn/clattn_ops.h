@@ -152,6 +152,55 @@ CLATTN_C_API void clattn_device_errors_destroy(ClattnDeviceErrors* errors);
 CLATTN_C_API ClattnResult clattn_device_errors_check(ClattnDeviceErrors* errors,
                                                      const ClattnQueue* queue);
 
+/** What clattn_prepare_qkv() does to the rows of a layer's projection (clattn::PrepareQKV). */
+typedef struct ClattnPrepareQKV {
+  uint32_t struct_size;
+  int32_t num_heads;         /**< of queries; 0 = 1 */
+  int32_t num_kv_heads;      /**< of keys and values; 0 = 1 */
+  int32_t head_size;         /**< 8 to 512 in steps of 8; 0 = 128 */
+  int64_t num_tokens;        /**< rows of each tensor */
+  const char* dtype;         /**< of the tensors: f32, f16 or bf16; NULL = "bf16" */
+  ClattnTensorRef query;     /**< [num_tokens, num_heads, head_size]; absent: keys alone */
+  ClattnTensorRef key;       /**< [num_tokens, num_kv_heads, head_size]; absent: queries alone */
+  ClattnTensorRef value;     /**< as key, with a cache */
+  ClattnTensorRef query_out; /**< with query, which it may be */
+  ClattnTensorRef key_out;   /**< may be key; absent: keys go to the cache alone */
+  ClattnTensorRef gate_out;  /**< as query_out, of queries with gates; absent: they have none */
+
+  int32_t norm;            /**< other than 0: RMSNorm of each head of queries and keys */
+  int32_t norm_unrounded;  /**< other than 0: stays f32 until it has been rotated */
+  int32_t weight_plus_one; /**< other than 0: weights are 1 + what the buffers hold */
+  int32_t reserved;
+  double eps;                   /**< of the norm, >= 0 */
+  const ClattnBuffer* q_weight; /**< [head_size]; NULL = 1 */
+  const ClattnBuffer* k_weight; /**< the same for keys */
+  const char* weight_dtype;     /**< f32, f16 or bf16; NULL = dtype */
+
+  /** [positions, rotary_dim]: cosines, then sines; NULL: nothing is rotated. */
+  const ClattnBuffer* cos_sin_cache;
+  const char* cos_sin_dtype;     /**< f32, f16 or bf16; NULL = "f32" */
+  int32_t rotary_dim;            /**< rotated elements of a head; 0 = all */
+  int32_t is_interleaved;        /**< other than 0: pairs are 2 i and 2 i + 1 (not NeoX's) */
+  int32_t rotates_tail;          /**< other than 0: the last elements of a head are rotated */
+  int32_t mrope_section[3];      /**< angles of time, height and width; 0: one position a token */
+  int32_t mrope_interleaved;     /**< other than 0: they take turns */
+  int32_t position_bits;         /**< of a position: 32 or 64; 0 = 64 */
+  const ClattnBuffer* positions; /**< i64 or i32 [num_tokens], with mrope_section [3, num_tokens] */
+  int64_t positions_offset;      /**< elements before the first */
+  int64_t positions_stride;      /**< elements from row to row; 0 = num_tokens */
+  ClattnDeviceErrors* errors;    /**< notes positions outside of cos_sin_cache; or NULL */
+
+  const ClattnBuffer* slot_mapping; /**< i64: where a cache stores tokens; negative: nowhere */
+  size_t slot_offset_bytes;         /**< bytes before the first slot */
+  int64_t num_padding_tokens;       /**< the last tokens, so many, have no slot */
+  ClattnEvent* event;               /**< completes with the operation, or NULL */
+} ClattnPrepareQKV;
+/** Norm, rotary embedding and write of queries, keys and values in one launch. `cache`: where keys
+   and values are stored; NULL: nowhere. */
+CLATTN_C_API ClattnResult clattn_prepare_qkv(const ClattnContext* context, const ClattnQueue* queue,
+                                             const ClattnCache* cache,
+                                             const ClattnPrepareQKV* call);
+
 /** Gives a step with ClattnStepOptions.device_seq_lens its lengths: `seq_lens`, i32 [num_reqs], and
    its slots: `slot_mapping`, i64 [num_actual_tokens], NULL = those of the positions. */
 CLATTN_C_API ClattnResult clattn_update_seq_lens(const ClattnQueue* queue, const ClattnStep* step,

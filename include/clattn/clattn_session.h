@@ -17,6 +17,7 @@ extern "C" {
 struct ClattnKVCacheSpec;       /* clattn/clattn_kv_cache.h */
 struct ClattnStateView;         /* clattn/clattn_kv_cache.h */
 struct ClattnRecurrentMetadata; /* clattn/clattn_recurrent.h */
+struct ClattnPrepareQKV;        /* clattn/clattn_ops.h */
 
 /** Caches, layers, blocks and requests of a model (clattn::Session). */
 typedef struct ClattnSession ClattnSession;
@@ -171,6 +172,12 @@ typedef struct ClattnStepRows {
 CLATTN_C_API ClattnResult clattn_session_step(ClattnSession* session,
                                               const ClattnStepRequest* requests,
                                               size_t num_requests, ClattnStepRows* rows);
+/** clattn_prepare_qkv() of a layer over the current step, before its clattn_session_attend(), which
+   then takes no key and value. The session sets num_tokens, num_heads, num_kv_heads, head_size,
+   dtype, cache and slots, and positions where there are none; slot_mapping, num_padding_tokens and
+   event must be absent. */
+CLATTN_C_API ClattnResult clattn_session_prepare_qkv(ClattnSession* session, int32_t layer,
+                                                     const struct ClattnPrepareQKV* call);
 /** clattn_layer_forward() of a layer over the current step. After the last layer the step's tokens
    count as computed, unless explicit_commit leaves that to clattn_session_commit(). */
 CLATTN_C_API ClattnResult clattn_session_attend(ClattnSession* session, int32_t layer,

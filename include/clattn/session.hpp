@@ -22,9 +22,10 @@ namespace CLATTN_API clattn {
 
 struct AttentionGroup;   // attn_utils.hpp
 struct BlockPair;        // cache_ops.hpp
-struct TokenMoves;       // cache_ops.hpp
+struct PrepareQKV;       // prepare_qkv.hpp
 struct RecurrentLayers;  // session_states.hpp
 struct RecurrentStep;    // session_states.hpp
+struct TokenMoves;       // cache_ops.hpp
 class BlockPool;         // block_pool.hpp
 
 /// What a Session is made from.
@@ -226,14 +227,24 @@ class Session {
     return step(std::span(requests.begin(), requests.size()));
   }
 
+  /// prepare_qkv() of a layer's rows in the current step: norm, rotation by the step's positions
+  /// and the write into the layer's cache; its attend() then takes query_out, and no key and value.
+  /// The session sets num_tokens, num_heads, num_kv_heads, head_size, dtype, cache and slots.
+  /// Positions are the step's unless `call` has some, as it must with mrope_section. A layer that
+  /// shares a cache has queries alone. Asynchronous on queue(). Throws kInvalidArgument outside of
+  /// a step, for a layer that has been prepared or attended in this one, for a cache or slots in
+  /// `call`, and what prepare_qkv() throws.
+  void prepare_qkv(std::int32_t layer, const PrepareQKV& call);
+
   /// Attention::forward() of a layer over the current step: stores the rows' keys and values in the
   /// cache, then attends; tensors are [rows, heads, head_size]. Call it once for each layer, in any
   /// order but for a layer that shares a cache, which comes after the one that stores in it. After
   /// the last one the step's tokens count as computed, and blocks that they fill are published,
   /// unless explicit_commit leaves that to commit(). Asynchronous on queue(). Throws
   /// kInvalidArgument outside of a step, for a layer that has already been attended in this one or
-  /// shares the cache of one that has not, for a null key or value unless the layer shares a cache,
-  /// and what Attention::forward() throws; then the layer has not been attended.
+  /// shares the cache of one that has not, for a null key or value unless the layer shares a cache
+  /// or prepare_qkv() has stored them, and what Attention::forward() throws; then the layer has not
+  /// been attended.
   void attend(std::int32_t layer, const AttentionTensors& tensors,
               const ForwardOptions& options = {});
 
@@ -370,6 +381,7 @@ class Session {
   /// both none outside of a step.
   std::vector<Advance> advancing_;
   std::vector<bool> attended_;
+  std::vector<bool> prepared_;  ///< the same of prepare_qkv()
   std::vector<bool> recurred_;  ///< [recurrent layers], of the step if there is one
 };
 

@@ -254,6 +254,7 @@ const Step& Session::step(std::span<const StepRequest> requests) {
   build(scheduled);
   for (std::size_t group = 0; group < copies.size(); ++group) copy_blocks(group, copies[group]);
   attended_.assign(layers_.size(), false);
+  prepared_.assign(layers_.size(), false);
   recurred_.assign(recurred_.size(), false);
   for (Scheduled& part : scheduled) {  // nothing throws now
     part.request->blocks.swap(part.blocks);
@@ -272,10 +273,15 @@ void Session::check_turn(std::int32_t index, const AttentionTensors& tensors) co
                    index);
   throw_invalid_if(attended_[to_size(index)],
                    "attend: layer is {} for the second time, legal: each layer once a step", index);
+  const bool key = tensors.key.buffer != nullptr, value = tensors.value.buffer != nullptr;
+  throw_invalid_if(
+      prepared_[to_size(index)] && (key || value),
+      "attend: layer {}: {} is given, legal after prepare_qkv(), which stored it: none", index,
+      key ? "key" : "value");
   if (!attention.shares_kv_cache()) {
-    throw_invalid_if(tensors.key.buffer == nullptr || tensors.value.buffer == nullptr,
+    throw_invalid_if(!prepared_[to_size(index)] && !(key && value),
                      "attend: layer {}: {} is null, legal: the step's rows", index,
-                     tensors.key.buffer == nullptr ? "key" : "value");
+                     key ? "value" : "key");
     return;
   }
   const std::string& target = attention.options().kv_sharing_target_layer_name;

@@ -1,13 +1,16 @@
 #pragma once
 
 #include <clattn/clattn.h>
+#include <clattn/clattn_ops.h>
 
 #include <algorithm>
 #include <clattn/attention.hpp>
+#include <clattn/cache_ops.hpp>
 #include <clattn/context.hpp>
 #include <clattn/kv_cache.hpp>
 #include <clattn/kv_cache_spec.hpp>
 #include <clattn/layer.hpp>
+#include <clattn/prepare_qkv.hpp>
 #include <cstddef>
 #include <cstring>
 #include <functional>
@@ -47,6 +50,7 @@ struct ClattnContext : clattn::c_api::Holds<std::shared_ptr<clattn::Context>, "c
 struct ClattnQueue : clattn::c_api::Holds<clattn::Queue, "queue"> {};
 struct ClattnBuffer : clattn::c_api::Holds<clattn::Buffer, "buffer"> {};
 struct ClattnEvent : clattn::c_api::Holds<clattn::Event, "event"> {};
+struct ClattnDeviceErrors : clattn::c_api::Holds<clattn::DeviceErrors, "errors"> {};
 struct ClattnModel : clattn::c_api::Holds<std::shared_ptr<clattn::LayerRegistry>, "model"> {};
 struct ClattnWorkspace
     : clattn::c_api::Holds<std::shared_ptr<clattn::AttentionWorkspace>, "workspace"> {};
@@ -194,6 +198,7 @@ CLATTN_ENDS_WITH(ClattnGatedDeltaRule, event);
 CLATTN_ENDS_WITH(ClattnSelectiveStateUpdate, event);
 CLATTN_ENDS_WITH(ClattnLightningAttention, event);
 CLATTN_ENDS_WITH(ClattnRmsNormGated, event);
+CLATTN_ENDS_WITH(ClattnPrepareQKV, event);
 // NOLINTEND(bugprone-sizeof-expression)
 #undef CLATTN_ENDS_WITH
 #define CLATTN_FIELD(kind, name, ...) &&sizeof(ClattnLayerConfig::name) == 8
@@ -349,6 +354,8 @@ KVCacheSpec spec_of(const ClattnKVCacheSpec* spec, const char* name);
 const KVCache& require_bound(const KVCache& cache);
 AttentionTensors tensors_of(const ClattnTensors& given);
 ForwardOptions forward_options_of(const ClattnTensors& given);
+/// Without a cache.
+PrepareQKV prepare_of(const ClattnPrepareQKV& given);
 /// Loads a checkpoint's scales and logs what is odd about them.
 void load_kv_scales(Attention& layer, const ClattnKVScales* scales);
 

@@ -5,7 +5,6 @@
 using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
 using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
 
-struct ClattnDeviceErrors : Holds<DeviceErrors, "errors"> {};
 CLATTN_DESTROYS(clattn_device_errors_destroy, ClattnDeviceErrors)
 
 namespace {

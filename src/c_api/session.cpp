@@ -206,6 +206,17 @@ ClattnResult clattn_session_step(ClattnSession* session, const ClattnStepRequest
   });
 }
 
+ClattnResult clattn_session_prepare_qkv(ClattnSession* session, int32_t layer,
+                                        const ClattnPrepareQKV* call) {
+  return guarded([&] {
+    Session& of = held(session);
+    const ClattnPrepareQKV& given = read(call, "call");
+    detail::throw_invalid_if(given.event != nullptr || given.num_padding_tokens != 0,
+                             "call: event or num_padding_tokens is given, legal: none");
+    of.prepare_qkv(layer, prepare_of(given));
+  });
+}
+
 ClattnResult clattn_session_attend(ClattnSession* session, int32_t layer,
                                    const ClattnTensors* tensors) {
   return guarded([&] {

@@ -72,6 +72,7 @@ void test_cascades(const Fixture* fixture);
 void test_device_memory(const Fixture* fixture);
 void test_operations(const Fixture* fixture);
 void test_recurrent(const Fixture* fixture);
+void test_prepare_qkv(const Fixture* fixture);
 void test_latent_caches(const Fixture* fixture);
 void test_lengths_on_the_device(const Fixture* fixture);
 void test_metadata(void);

@@ -53,6 +53,7 @@ int main(void) {
   test_device_memory(&fixture);
   test_operations(&fixture);
   test_recurrent(&fixture);
+  test_prepare_qkv(&fixture);
   test_latent_caches(&fixture);
   test_lengths_on_the_device(&fixture);
   test_metadata();

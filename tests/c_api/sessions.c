@@ -389,6 +389,13 @@ static void test_refused_calls(Client* client) {
   EXPECT_INVALID(clattn_session_step(session, &part, 1, &rows), "requests: new_tokens is null");
   part.num_new_tokens = 0;
   EXPECT_OK(clattn_session_step(session, &part, 1, &rows));
+  ClattnPrepareQKV prepare = {.struct_size = sizeof prepare, .num_padding_tokens = 1};
+  EXPECT_INVALID(clattn_session_prepare_qkv(NULL, 0, &prepare), "session is null");
+  EXPECT_INVALID(clattn_session_prepare_qkv(session, 0, NULL), "call is null");
+  EXPECT_INVALID(clattn_session_prepare_qkv(session, 0, &prepare),
+                 "event or num_padding_tokens is given, legal: none");
+  prepare.num_padding_tokens = 0;
+  EXPECT_INVALID(clattn_session_prepare_qkv(session, 0, &prepare), "neither query nor key");
   EXPECT_INVALID(clattn_session_attend(NULL, 0, &client->tensors), "session is null");
   EXPECT_INVALID(clattn_session_attend(session, 2, &client->tensors), "layer is 2");
   EXPECT_INVALID(clattn_session_attend(session, 0, NULL), "tensors is null");
