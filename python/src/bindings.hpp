@@ -41,6 +41,7 @@ void bind_packed(nb::module_& module);
 void bind_latent(nb::module_& module);
 void bind_cache_ops(nb::module_& module);
 void bind_device_steps(nb::module_& module);
+void bind_prepare_qkv(nb::module_& module);
 void bind_recurrent(nb::module_& module);
 void bind_gdn_attn(nb::module_& module);
 void bind_cascade(nb::module_& module);

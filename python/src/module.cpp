@@ -24,6 +24,7 @@ NB_MODULE(_clattn, module) {
   bind_latent(module);
   bind_cache_ops(module);
   bind_device_steps(module);
+  bind_prepare_qkv(module);
   bind_recurrent(module);
   bind_gdn_attn(module);
   bind_cascade(module);

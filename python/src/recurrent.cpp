@@ -88,13 +88,6 @@ void bind_shapes(nb::module_& module) {
       "channels"_a, "conv_width"_a, "conv_dtype"_a, "StateTensors of a short convolution's page.");
 }
 
-/// Values of some type that begin where a buffer does.
-Buffer whole(CallTensors& tensors, nb::handle given, DType dtype, std::int64_t width,
-             const char* name) {
-  if (given.is_none()) return {};
-  return Buffer::adopt(tensors.dense_input(given, dtype, width, name).buffer);
-}
-
 /// Size `index` of a page's shape, which has `count`.
 std::int32_t size_of_page(const StateView& states, std::size_t index, std::size_t count) {
   if (states.tensor.shape.size() != count)

@@ -4,6 +4,7 @@
 #include <clattn/session_states.hpp>
 
 #include "layer.hpp"
+#include "prepare_qkv.hpp"
 
 namespace clattn::python {
 
@@ -174,6 +175,21 @@ void bind_steps_of(nb::class_<Session>& session) {
           "layer"_a, "run"_a,
           "Runs a recurrent layer, each once a step: calls run(RecurrentStep), which enqueues its\n"
           "operations on the session's queue and keeps nothing.")
+      .def(
+          "prepare_qkv",
+          [](Session& self, std::int32_t layer, const nb::kwargs& kwargs) {
+            CallTensors tensors(*self.context(), self.queue());
+            const PrepareQKV call = prepare_of(tensors, kwargs, &self.layer(layer).config());
+            return tensors.run([&](Event* event) {
+              event->reset();
+              self.prepare_qkv(layer, call);
+            });
+          },
+          "layer"_a, "kwargs"_a,
+          "prepare_qkv() of a layer's rows, which stores their keys and values: attend() then "
+          "takes\n"
+          "query_out, and None for key and value. Sizes, cache and slots are the session's, and\n"
+          "positions where there are none.")
       .def("commit", &Session::commit, nb::call_guard<nb::gil_scoped_release>(),
            "With explicit_commit: the step, whose layers have all been attended, counts.")
       .def(

@@ -98,6 +98,13 @@ class CallTensors {
   std::vector<Buffer> written_;
 };
 
+/// Values of some type that begin where a buffer does.
+inline Buffer whole(CallTensors& tensors, nb::handle given, DType dtype, std::int64_t width,
+                    const char* name) {
+  if (given.is_none()) return {};
+  return Buffer::adopt(tensors.dense_input(given, dtype, width, name).buffer);
+}
+
 /// Device memory with an array's values.
 Buffer upload(const Context& context, const Values<float, 1>& values);
 

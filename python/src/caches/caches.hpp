@@ -18,6 +18,14 @@ struct Packed : PackedKVCache {
   Buffer kept_value;
 };
 
+/// DeviceErrors, and the context in which arrays become buffers.
+struct Errors {
+  Errors(std::shared_ptr<Context> made_in, const Queue& queue)
+      : context(std::move(made_in)), errors(*context, queue) {}
+  std::shared_ptr<Context> context;
+  DeviceErrors errors;
+};
+
 /// Elements of a token's keys and of its values.
 template <typename Cache>
 std::pair<std::int64_t, std::int64_t> row_widths(const Cache& cache) {

@@ -6,14 +6,6 @@ namespace clattn::python {
 
 namespace {
 
-/// DeviceErrors, and the context in which arrays become buffers.
-struct Errors {
-  Errors(std::shared_ptr<Context> made_in, const Queue& queue)
-      : context(std::move(made_in)), errors(*context, queue) {}
-  std::shared_ptr<Context> context;
-  DeviceErrors errors;
-};
-
 /// The batch of advance_step_*() as Python gives it.
 struct Advance {
   std::int32_t num_seqs, num_queries, block_size;
