@@ -208,6 +208,18 @@ CLATTN_C_API ClattnResult clattn_session_commit(ClattnSession* session);
 CLATTN_C_API ClattnResult clattn_session_accept(ClattnSession* session, int64_t id,
                                                 const int32_t* path, size_t num_accepted);
 
+/** The drafts that clattn_session_accept_all() keeps of a request. */
+typedef struct ClattnAccepted {
+  int64_t id;          /**< each request once */
+  const int32_t* path; /**< [num_accepted], as clattn_session_accept() takes it */
+  size_t num_accepted; /**< elements of path */
+} ClattnAccepted;
+/** clattn_session_accept() for several requests, whose tokens move together. If one of them is
+   refused, none has changed. */
+CLATTN_C_API ClattnResult clattn_session_accept_all(ClattnSession* session,
+                                                    const ClattnAccepted* requests,
+                                                    size_t num_requests);
+
 #ifdef __cplusplus
 }
 #endif

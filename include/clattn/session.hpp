@@ -25,7 +25,6 @@ struct BlockPair;        // cache_ops.hpp
 struct PrepareQKV;       // prepare_qkv.hpp
 struct RecurrentLayers;  // session_states.hpp
 struct RecurrentStep;    // session_states.hpp
-struct TokenMoves;       // cache_ops.hpp
 class BlockPool;         // block_pool.hpp
 
 /// What a Session is made from.
@@ -89,6 +88,14 @@ struct StepRequest {
   /// last token. Empty = a chain, each follows the one before it. Other drafts are a tree: it needs
   /// layers that all have use_trees, and at most kMaxTreeNodes rows of the request in the step.
   std::vector<std::int32_t> draft_parents = {};
+};
+
+/// Which drafts of a request's last step join its tokens.
+struct Accepted {
+  RequestId id = 0;
+  /// Numbers of drafts: the first follows the request's last token, each further one the one before
+  /// it; empty = none is right.
+  std::vector<std::int32_t> path = {};
 };
 
 /// The rows of a step, request after request in the caller's order.
@@ -260,15 +267,23 @@ class Session {
   /// that does not count yet.
   void commit();
 
-  /// Settles the drafts of the request's last step, once that counts: those of `path` join its
-  /// tokens, and their keys and values move to where they would be without the others, which are
-  /// dropped. `path` holds numbers of drafts: the first follows the request's last token, each
-  /// further one the one before it; empty = none is right. What the model gives after the last of
-  /// them is the next step's new token. Asynchronous on queue(). Throws kInvalidArgument for a
-  /// request without drafts, for one in a step that does not count yet, and for other paths. If
-  /// the driver fails while it moves them, the request is evicted.
-  void accept(RequestId id, std::span<const std::int32_t> path);
+  /// Settles the drafts of requests' last steps, once these count: those of the paths join their
+  /// requests' tokens, and their keys and values move to where they would be without the others,
+  /// which are dropped; one launch moves what all requests accept in layers of one shape. What the
+  /// model gives after the last draft of a path is the next step's new token. Asynchronous on
+  /// queue(). Throws kInvalidArgument for unknown or repeated requests, for requests without drafts
+  /// or in a step that does not count yet, and for other paths; then no request has changed. If the
+  /// driver or the host's memory fails while tokens move, all requests of the call are evicted.
+  void accept(std::span<const Accepted> requests);
   /// The same.
+  void accept(std::initializer_list<Accepted> requests) {
+    accept(std::span(requests.begin(), requests.size()));
+  }
+  /// The same for one request.
+  void accept(RequestId id, std::span<const std::int32_t> path) {
+    accept({Accepted{id, {path.begin(), path.end()}}});
+  }
+  /// The same for one request.
   void accept(RequestId id, std::initializer_list<std::int32_t> path) {
     accept(id, std::span(path.begin(), path.size()));
   }
@@ -326,6 +341,7 @@ class Session {
     std::size_t num_blocks = 0;
     std::vector<std::int32_t*> replaced = {};  ///< entries of block tables, included in num_blocks
   };
+  struct Moves;
   class Attempt;
   const Request& request(RequestId id) const;
   void check_no_drafts(std::string_view call, RequestId id) const;
@@ -358,9 +374,10 @@ class Session {
   void complete_step();
   void give_up_step();
   void set_computed(Request& request, std::int32_t num_computed);
-  void move_drafts(const Request& request, std::span<const std::int32_t> path) const;
+  void check_path(const Accepted& accepted) const;
+  Moves moves_of(std::span<const Accepted> requests, std::size_t group) const;
+  void move_drafts(std::span<const Accepted> requests);
   void copy_blocks(std::size_t group, std::span<const BlockPair> pairs) const;
-  void move_tokens(std::size_t group, const TokenMoves& moves) const;
 
   std::shared_ptr<Context> context_;
   Queue queue_;

@@ -201,7 +201,18 @@ void bind_steps_of(nb::class_<Session>& session) {
           "id"_a, "path"_a,
           "Settles the drafts of the request's last step: those of `path`, each following the one\n"
           "before it, join its tokens, their keys and values move together, the others are\n"
-          "dropped. What the model gives after the last of them is the next step's new token.");
+          "dropped. What the model gives after the last of them is the next step's new token.")
+      .def(
+          "accept",
+          [](Session& self, const nb::dict& paths) {
+            std::vector<Accepted> requests;
+            for (const auto& [id, path] : paths)
+              requests.push_back({nb::cast<RequestId>(id), list_of<std::int32_t>(path, "path")});
+            without_gil([&] { self.accept(requests); });
+          },
+          "paths"_a,
+          "The same for several requests, {id: path}, whose tokens move together. If one of them\n"
+          "is refused, none has changed.");
 }
 
 void bind_recurrent_parts(nb::module_& module) {

@@ -219,5 +219,7 @@ def test_drafts_and_what_is_rolled_back(context):
     step = session.step([clattn.StepRequest(id=request, new_tokens=[4], drafts=[5, 6])])
     assert list(step.positions) == [20, 21, 22]
     attend(session, step)
-    session.accept(request, [])
+    with pytest.raises(clattn.InvalidArgument, match="request 9 does not exist"):
+        session.accept({request: [0], 9: []})
+    session.accept({request: []})
     assert session.tokens(request) == [*range(18), 3, 1, 4]

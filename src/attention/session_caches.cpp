@@ -218,8 +218,10 @@ void Session::warm_up(const std::function<void(std::int32_t, std::int32_t)>& pro
   for (std::size_t group = 0; group < pools_->num_groups(); ++group) {
     if (next_id_ == 0 && pools_->pool(group).num_blocks() > 1)  // no block holds anything yet
       copy_blocks(group, std::array{BlockPair{0, 1}});
-    if (moves) move_tokens(group, {slot, slot, std::array{0, 1}});  // a token onto itself
   }
+  for (const LayerCaches& each : caches_)
+    if (moves)  // a token onto itself
+      move_tokens(*context_, queue_, each.caches, {slot, slot, std::array{0, 1}});
   if (next_id_ == 0 && states_ != nullptr) states_->warm_up(*context_, queue_);
   for (std::int32_t done = 0; done < num_layers(); ++done) {
     if (progress) progress(done, num_layers());
@@ -232,11 +234,6 @@ void Session::warm_up(const std::function<void(std::int32_t, std::int32_t)>& pro
 void Session::copy_blocks(std::size_t group, std::span<const BlockPair> pairs) const {
   for (const LayerCaches& each : caches_)
     if (each.group == group) clattn::copy_blocks(*context_, queue_, each.caches, pairs);
-}
-
-void Session::move_tokens(std::size_t group, const TokenMoves& moves) const {
-  for (const LayerCaches& each : caches_)
-    if (each.group == group) clattn::move_tokens(*context_, queue_, each.caches, moves);
 }
 
 }  // namespace clattn

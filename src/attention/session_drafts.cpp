@@ -5,6 +5,7 @@
 #include <clattn/session.hpp>
 #include <new>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "attention/session_pools.hpp"
@@ -105,27 +106,9 @@ void Session::check_tree(const StepRequest& wanted, const Scheduled& part) const
                    wanted.id, rows, kMaxTreeNodes);
 }
 
-/// Moves the drafts of the path behind the request's computed tokens.
-void Session::move_drafts(const Request& request, std::span<const std::int32_t> path) const {
-  const std::int32_t size = pools_->block_size();
-  for (std::size_t group = 0; group < pools_->num_groups(); ++group) {
-    std::vector<std::int64_t> src, dst;
-    const auto slot = [&](std::size_t draft) {
-      const std::int32_t position = request.num_computed + static_cast<std::int32_t>(draft);
-      return std::int64_t{request.blocks[group][to_size(position / size)]} * size + position % size;
-    };
-    for (std::size_t i = 0; i < path.size(); ++i) {
-      if (std::cmp_equal(path[i], i)) continue;
-      src.push_back(slot(to_size(path[i])));
-      dst.push_back(slot(i));
-    }
-    if (src.empty()) return;
-    const std::int32_t starts[] = {0, static_cast<std::int32_t>(src.size())};
-    move_tokens(group, {src, dst, starts});
-  }
-}
-
-void Session::accept(RequestId id, std::span<const std::int32_t> path) {
+/// Throws unless the request has drafts of a step that counts, and the path is one of them.
+void Session::check_path(const Accepted& accepted) const {
+  const auto& [id, path] = accepted;
   const std::vector<std::int32_t>& parents = request(id).parents;
   throw_invalid_if(parents.empty(),
                    "accept: request {} has no drafts, legal: after a step with some", id);
@@ -139,23 +122,80 @@ void Session::accept(RequestId id, std::span<const std::int32_t> path) {
                      id, i, path[i], parents.size(), last);
     last = path[i];
   }
-  Request& request = requests_[id];
-  const std::size_t length = request.tokens.size();
+}
+
+/// TokenMoves of a group of layers.
+struct Session::Moves {
+  std::vector<std::int64_t> src = {}, dst = {};
+  std::vector<std::int32_t> starts = {0};
+};
+
+/// Of each path's drafts behind its request's computed tokens.
+Session::Moves Session::moves_of(std::span<const Accepted> requests, std::size_t group) const {
+  const std::int32_t size = pools_->block_size();
+  Moves moves;
+  for (const Accepted& accepted : requests) {
+    const Request& request = this->request(accepted.id);
+    const auto slot = [&](std::size_t draft) {
+      const std::int32_t position = request.num_computed + static_cast<std::int32_t>(draft);
+      return std::int64_t{request.blocks[group][to_size(position / size)]} * size + position % size;
+    };
+    for (std::size_t i = 0; i < accepted.path.size(); ++i) {
+      if (std::cmp_equal(accepted.path[i], i)) continue;
+      moves.src.push_back(slot(to_size(accepted.path[i])));
+      moves.dst.push_back(slot(i));
+    }
+    moves.starts.push_back(static_cast<std::int32_t>(moves.src.size()));
+  }
+  return moves;
+}
+
+/// Throws bad_alloc only before anything has moved; whatever else it throws, and bad_alloc after
+/// that, evicts all of them: keys of some layers may have moved.
+void Session::move_drafts(std::span<const Accepted> requests) {
+  std::vector<Moves> moves;
+  for (std::size_t group = 0; group < pools_->num_groups(); ++group)
+    moves.push_back(moves_of(requests, group));
+  if (moves[0].src.empty()) return;
+  bool moved = false;
+  const auto evict_all = [&] {
+    for (const Accepted& accepted : requests) evict(accepted.id);
+  };
   try {
-    for (const std::int32_t draft : path) request.tokens.push_back(request.drafts[to_size(draft)]);
-    move_drafts(request, path);
-  } catch (const std::bad_alloc&) {  // before anything has moved
-    request.tokens.resize(length);
+    for (const LayerCaches& each : caches_) {
+      const Moves& of = moves[each.group];
+      clattn::move_tokens(*context_, queue_, each.caches, {of.src, of.dst, of.starts});
+      moved = true;
+    }
+  } catch (const std::bad_alloc&) {
+    if (moved) evict_all();
     throw;
-  } catch (...) {  // some layers' keys may have moved: none of them count
-    request.tokens.resize(length);
-    evict(id);
+  } catch (...) {
+    evict_all();
     throw;
   }
-  drop_drafts(request);
-  if (states_ != nullptr) states_->accept(request, path.size());
-  set_computed(request, static_cast<std::int32_t>(request.tokens.size()));
-  pools_->release_behind(request.blocks, request.num_computed);
+}
+
+void Session::accept(std::span<const Accepted> requests) {
+  std::set<RequestId> seen;
+  for (const Accepted& accepted : requests) {
+    throw_invalid_if(!seen.insert(accepted.id).second,
+                     "accept: request {} is repeated, legal: once", accepted.id);
+    check_path(accepted);
+  }
+  for (const auto& [id, path] : requests) {
+    std::vector<std::int32_t>& tokens = requests_[id].tokens;
+    tokens.reserve(tokens.size() + path.size());  // nothing below allocates once tokens have moved
+  }
+  move_drafts(requests);
+  for (const auto& [id, path] : requests) {
+    Request& request = requests_[id];
+    for (const std::int32_t draft : path) request.tokens.push_back(request.drafts[to_size(draft)]);
+    drop_drafts(request);
+    if (states_ != nullptr) states_->accept(request, path.size());
+    set_computed(request, static_cast<std::int32_t>(request.tokens.size()));
+    pools_->release_behind(request.blocks, request.num_computed);
+  }
 }
 
 }  // namespace clattn

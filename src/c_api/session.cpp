@@ -82,6 +82,11 @@ ClattnStateView view_of(const StateView& view) {
           view.num_blocks,         view.offset, view.block_stride};
 }
 
+Accepted accepted_of(const ClattnAccepted& given) {
+  const auto path = elements(given.path, given.num_accepted, "requests: path");
+  return {given.id, {path.begin(), path.end()}};
+}
+
 std::int32_t count_of(std::span<const std::int32_t> values) {
   return static_cast<std::int32_t>(values.size());
 }
@@ -261,4 +266,10 @@ ClattnResult clattn_session_commit(ClattnSession* session) {
 ClattnResult clattn_session_accept(ClattnSession* session, int64_t id, const int32_t* path,
                                    size_t num_accepted) {
   return guarded([&] { held(session).accept(id, elements(path, num_accepted, "path")); });
+}
+
+ClattnResult clattn_session_accept_all(ClattnSession* session, const ClattnAccepted* requests,
+                                       size_t num_requests) {
+  return guarded(
+      [&] { held(session).accept(each_of(requests, num_requests, "requests", accepted_of)); });
 }

@@ -211,7 +211,15 @@ static void test_drafts(const Fixture* fixture) {
   EXPECT_INVALID(clattn_session_truncate(session, part.id, 1), "request 0 has 3 drafts");
   EXPECT_INVALID(clattn_session_accept(session, part.id, NULL, 1), "path is null");
   EXPECT_INVALID(clattn_session_accept(session, part.id, path + 1, 1), "path[0] is 2");
-  EXPECT_OK(clattn_session_accept(session, part.id, path, 2));
+  ClattnAccepted both[2] = {{.id = part.id, .num_accepted = 1}, {.id = part.id}};
+  EXPECT_INVALID(clattn_session_accept_all(session, NULL, 1), "requests is null");
+  EXPECT_INVALID(clattn_session_accept_all(NULL, both, 0), "session is null");
+  EXPECT_INVALID(clattn_session_accept_all(session, both, 1), "requests: path is null");
+  both[0].path = path;
+  both[0].num_accepted = 2;
+  EXPECT_INVALID(clattn_session_accept_all(session, both, 2), "request 0 is repeated, legal: once");
+  EXPECT_OK(clattn_session_accept_all(session, both, 0));
+  EXPECT_OK(clattn_session_accept_all(session, both, 1));
   EXPECT(info_of(&client, part.id).num_tokens == 23 && info_of(&client, part.id).tokens[22] == 30);
   part.num_drafts = 0;
   run(&client, &part, 1, 1); /* sees the path that was accepted */

@@ -128,9 +128,15 @@ static void accept_drafts_of(World& world, std::int64_t id) {
   Dice& dice = world.dice;
   std::array<std::int32_t, 3> path = {0, dice.one_in(2) ? 1 : 2, 2};
   if (dice.one_in(20)) path[0] = static_cast<std::int32_t>(dice.odd_number());
-  tell(clattn_session_accept(maybe(dice, world.c->session.handle), id,
-                             dice.one_in(60) ? nullptr : path.data(),
-                             static_cast<size_t>(dice.below(dice.one_in(6) ? 4 : 2))));
+  ClattnSession* const session = maybe(dice, world.c->session.handle);
+  ClattnAccepted accepted{};
+  accepted.id = id;
+  accepted.path = dice.one_in(60) ? nullptr : path.data();
+  accepted.num_accepted = static_cast<size_t>(dice.below(dice.one_in(6) ? 4 : 2));
+  if (!dice.one_in(3))
+    return tell(clattn_session_accept(session, id, accepted.path, accepted.num_accepted));
+  const std::array<ClattnAccepted, 2> both = {accepted, {request_of(world), path.data(), 1}};
+  tell(clattn_session_accept_all(session, both.data(), static_cast<size_t>(1 + dice.below(2))));
 }
 
 static void accept_drafts(World& world) {
@@ -225,7 +231,7 @@ std::span<const test::RandomCall> test::c_session_calls() {
       {"clattn_session_step", 60, step_session},
       {"clattn_session_attend", 10, attend_session},
       {"clattn_session_commit", 5, commit_session},
-      {"clattn_session_accept", 10, accept_drafts},
+      {"clattn_session_accept, _accept_all", 10, accept_drafts},
       {"clattn_session_..._info and the like", 20, ask_session},
       {"clattn_session_destroy", 1, destroy_session},
   });

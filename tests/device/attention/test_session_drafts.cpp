@@ -218,9 +218,7 @@ TEST_P(SessionDrafts, DraftsStandBesideDecodesAndPrompts) {
   EXPECT_EQ(step.last_row(4), step.num_tokens() - 4);
   EXPECT_EQ(step.seq_lens, (Tokens{6, 24, 25, 35, 12}));
   client.run({{plain, {7}}, tree_of(tree), {prompt, {}, 25}, chain_of(chain, 4), guessed});
-  session.accept(chain, {0, 1});
-  session.accept(guess, {0, 1});
-  session.accept(tree, {1});
+  session.accept({{chain, {0, 1}}, {guess, {0, 1}}, {tree, {1}}});
   EXPECT_EQ(tokens_of(session, guess), joined(counting(400, 9), {1, 2}));
   client.run({chain_of(guess, 2), {tree, {8}}, {prompt}, {plain, {3}}, {chain, {4}}});
 }
@@ -304,6 +302,45 @@ TEST_P(SessionDrafts, PathsAreAcceptedAsAWholeOrNotAtAll) {
   }
 }
 
+// Keys of the layers move one after the other: if some have and others have not, none count.
+TEST_P(SessionDrafts, SeveralRequestsAreSettledTogetherOrNotAtAll) {
+  SessionConfig config = tree_config();
+  config.layers[1].config.num_kv_heads = 4;  // caches of two shapes, which take two launches
+  Client client = this->client(config), other = this->client(config);
+  Session& session = client.session;
+  const Tokens prompts[] = {counting(0, 2 * kBlock - 3), counting(100, 5)};
+  const RequestId ids[] = {session.add(prompts[0]), session.add(prompts[1])};
+  client.run({{ids[0]}, {ids[1]}});
+  session.warm_up();
+  const auto draft = [&](const Tokens& newest) {
+    std::vector<StepRequest> batch = {tree_of(ids[0]), tree_of(ids[1])};
+    for (StepRequest& part : batch) part.new_tokens = newest;
+    client.run(batch);
+  };
+  draft({500});
+  std::int32_t evictions = 0;
+  const auto accept = [&] {
+    try {
+      session.accept({{ids[0], {1, 4}}, {ids[1], {0, 2}}});
+    } catch (const std::bad_alloc&) {
+      for (std::size_t i = 0; i < 2; ++i)
+        EXPECT_EQ(tokens_of(session, ids[i]), joined(prompts[i], {500}));
+      const bool evicted = session.num_computed_tokens(ids[0]) == 0;
+      EXPECT_EQ(session.num_computed_tokens(ids[1]), evicted ? 0 : 6);
+      if (evicted) draft({});
+      evictions += evicted ? 1 : 0;
+      throw;
+    }
+  };
+  {
+    const clattn::detail::CapturePause paused;  // captures allocate
+    EXPECT_GT(test::fail_each_allocation(accept), 0U);
+  }
+  EXPECT_GT(evictions, 0);
+  EXPECT_EQ(tokens_of(session, ids[1]), joined(prompts[1], {500, 501, 503}));
+  for (std::size_t i = 0; i < 2; ++i) expect_as_in_order(client, other, ids[i], prompts[i]);
+}
+
 TEST_P(SessionDrafts, NamesWhatItRefuses) {
   Client client = this->client(), trees = this->client(tree_config());
   Session& session = client.session;
@@ -376,6 +413,11 @@ TEST_P(SessionDrafts, NamesWhatMustBeSettledFirst) {
   EXPECT_EQ(refused_path({1, 4, 3}), "accept: request 0: path[2] is 3, " + children + "4");
   EXPECT_EQ(refused_path({5}), "accept: request 0: path[0] is 5, " + children + "-1");
   EXPECT_EQ(refused_path({-1}), "accept: request 0: path[0] is -1, " + children + "-1");
+  EXPECT_EQ(error_text([&] {
+              session.accept({{id, {1, 4}}, {id, {}}});
+            }),
+            "accept: request 0 is repeated, legal: once");
+  EXPECT_NE(error_text([&] { session.accept({{id, {1, 4}}, {9, {}}}); }), "");
   EXPECT_EQ(session.num_computed_tokens(id), 6);
   session.accept(id, {1, 4});
   EXPECT_EQ(session.num_computed_tokens(id), 8);
