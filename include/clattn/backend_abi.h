@@ -4,7 +4,7 @@
 /* The contract between CLAttn and an attention backend in a shared object of its own, in C, so that
    compilers and library versions on both sides may differ. The shared object exports
 
-     int clattn_backend_plugin_v2(const ClattnHostApi* host, ClattnBackendPlugin* plugin);
+     int clattn_backend_plugin_v3(const ClattnHostApi* host, ClattnBackendPlugin* plugin);
 
    which fills *plugin and returns 0, or sets plugin->refusal and returns another number. Loaded by
    clattn::load_backend_plugin() or the environment's CLATTN_PLUGINS.
@@ -28,9 +28,9 @@ extern "C" {
 #endif
 
 /** Changes with every change of what follows; a plugin of another version is refused. */
-#define CLATTN_BACKEND_ABI_VERSION 2u
+#define CLATTN_BACKEND_ABI_VERSION 3u
 /** The name of the exported function. */
-#define CLATTN_BACKEND_PLUGIN_ENTRY "clattn_backend_plugin_v2"
+#define CLATTN_BACKEND_PLUGIN_ENTRY "clattn_backend_plugin_v3"
 
 /** Element types, as clattn::DType. */
 enum ClattnDType {
@@ -111,6 +111,21 @@ typedef struct ClattnKVCache {
   int32_t scales_per_head; /**< other than 0: num_kv_heads scales for K and as many for V */
 } ClattnKVCache;
 
+/** Which keys a query sees: key j if kept_begin <= j < kept_end, and if begin <= j < end and either
+   j < tree_begin or bit (j - tree_begin) % 32 of word (j - tree_begin) / 32 of the query's row of
+   tree_bits is 1. Direction, window, chunk, spans, first and kept keys of the layer and its batch
+   have been counted in. */
+typedef struct ClattnSeenKeys {
+  int32_t position;   /**< of the query, along its path if its request has a tree; ALiBi counts from
+                         here. A key from tree_begin on stands as many positions before it as bits
+                         between theirs, the query's own included, are 1 */
+  int32_t kept_begin; /**< key of the request */
+  int32_t kept_end;   /**< one past the last, at most seq_len; kept_begin = none are kept */
+  int32_t begin;      /**< key of the request */
+  int32_t end;        /**< one past the last, at most seq_len */
+  int32_t tree_begin; /**< first key that is a draft in a tree; seq_len = none */
+} ClattnSeenKeys;
+
 /** One step's batch, validated: the same arrays on the host and, from the named byte offsets on, in
    one device buffer. The first num_decodes requests are decodes (few query tokens: one, unless
    speculating); 0 if decodes do not come first. */
@@ -132,6 +147,13 @@ typedef struct ClattnBatch {
   uint64_t seq_lens_bytes;        /**< i32 */
   uint64_t block_table_bytes;     /**< i32 */
   uint64_t slot_mapping_bytes;    /**< i64 */
+  /** [num_actual_tokens]: what counts in place of `causal` and of the layer's window, chunk and
+     span_rule. NULL for layers that take no lists of a batch, or none that hides or shows keys. */
+  const ClattnSeenKeys* seen_keys;
+  const uint32_t* tree_bits; /**< [num_actual_tokens, tree_words]; NULL without trees */
+  int64_t tree_words;        /**< words of the largest tree; 0 without trees */
+  uint64_t seen_keys_bytes;  /**< where they are in `device` */
+  uint64_t tree_bits_bytes;  /**< u32 */
 } ClattnBatch;
 
 /** Takes one sentence per call. */
@@ -151,6 +173,10 @@ typedef struct ClattnBackendPlugin {
   int32_t kv_dimension;     /**< logical dimension of K (0) and V (1): 0 or 1 */
   uint32_t layouts;         /**< supported layouts: bit CLATTN_NHD, bit CLATTN_HND; at least one */
   int32_t preferred_layout; /**< ClattnLayout, one of them */
+  /** Other than 0: forward() attends by ClattnBatch.seen_keys where there are any, so that layers
+     may have use_spans, use_directions, use_first_keys, use_keep_keys and use_trees, which
+     validate() may refuse one by one. 0: all of them are refused. */
+  int32_t takes_seen_keys;
 
   /** Once, after the last impl has gone and before the shared object is closed. */
   void (*destroy)(void* self);

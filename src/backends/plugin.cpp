@@ -228,9 +228,11 @@ class PluginBackend final : public DescribedBackend {
     append_if(reasons, config.head_size < 1, "head_size is {}, supported: >= 1", config.head_size);
     for (const std::string& option : fields_not_taken(config, field::kPlugins)) {
       const bool list =
+          option == "span_rule" ||
           std::ranges::find(kListFields, option, &ListField::name) != std::end(kListFields);
-      reasons.push_back(fmt::format("{} not supported by plugins{}", option,
-                                    list ? ": ClattnBatch has no such list of requests" : ""));
+      if (!list) reasons.push_back(fmt::format("{} not supported by plugins", option));
+      append_if(reasons, list && table().takes_seen_keys == 0,
+                "{} not supported by {}: its takes_seen_keys is 0", option, name());
     }
     std::uint64_t end = 0;
     for_each_field([&](const auto& row) {

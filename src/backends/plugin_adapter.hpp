@@ -10,6 +10,7 @@
 #include <string>
 
 #include "kernels/step/cache_checks.hpp"
+#include "kernels/step/paged_builder.hpp"
 
 namespace clattn::detail {
 
@@ -63,6 +64,9 @@ class PluginMetadata final : public AttentionMetadata {
  public:
   ClattnBatch batch{};
   std::int32_t block_size = 0;
+  ListRules lists;   ///< what of the batch's lists is in seen_keys
+  KeyWindow window;  ///< that they keep to
+  KeptLists kept;    ///< the batch's
   BlockBound block_ids;
 
  private:

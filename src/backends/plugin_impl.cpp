@@ -119,7 +119,8 @@ class PluginImpl final : public AttentionImpl {
     const ClattnKVCache where = c_cache(cache);
     const TwoTensors rows = attended_rows(tensors, batch);
     AddResults add;
-    if (capturing()) add = capture(queue, tensors, cache, batch, options);
+    const KeptLists& lists = static_cast<const PluginMetadata&>(metadata).kept;
+    if (capturing()) add = capture(queue, tensors, cache, {batch, lists}, options);
     if (options.launches != nullptr)
       options.launches->clear();  // what a plugin launches is its own affair
     call("forward", options.event, [&](cl_event* done, ClattnStatus* status) {
@@ -186,16 +187,23 @@ class PluginImpl final : public AttentionImpl {
             c_tensor(value, batch.num_actual_tokens, row, config_.dtype, "value")};
   }
 
+  /// A batch as plugins are told it and as the caller did.
+  struct TwoBatches {
+    const ClattnBatch& batch;
+    const KeptLists& lists;
+  };
   AddResults capture(cl_command_queue queue, const AttentionTensors& tensors, const KVCache& cache,
-                     const ClattnBatch& batch, const ForwardOptions& options) const {
+                     const TwoBatches& given, const ForwardOptions& options) const {
+    const ClattnBatch& batch = given.batch;
     const auto reqs = to_size(batch.num_reqs), stride = to_size(batch.block_table_stride);
     std::vector<std::int32_t> pages_at(reqs);
     for (std::size_t r = 0; r < reqs; ++r) pages_at[r] = static_cast<std::int32_t>(r * stride);
-    const BatchRecord record{.backend = table().name,
-                             .query_start_loc = {batch.query_start_loc, reqs + 1},
-                             .seq_lens = {batch.seq_lens, reqs},
-                             .pages_at = pages_at,
-                             .pages = {batch.block_table, reqs * stride}};
+    BatchRecord record{.backend = table().name,
+                       .query_start_loc = {batch.query_start_loc, reqs + 1},
+                       .seq_lens = {batch.seq_lens, reqs},
+                       .pages_at = pages_at,
+                       .pages = {batch.block_table, reqs * stride}};
+    for_each_list([](auto& list, const auto& kept) { list = kept; }, record, given.lists);
     return capture_attention({queue, config_, record, batch.causal != 0, tensors, &cache, options});
   }
 
@@ -206,6 +214,13 @@ class PluginImpl final : public AttentionImpl {
         "attn_metadata: built for another configuration; legal: metadata of a builder "
         "of this backend with block_size {}",
         config_.block_size);
+    const ListRules lists = lists_of(config_);
+    const bool listed = lists.any() || step->lists.any();
+    throw_invalid_if(
+        listed && !(lists == step->lists && window_of(config_) == step->window),
+        "attn_metadata: built for another window, span_rule, use_spans, use_directions, "
+        "use_first_keys, use_keep_keys or use_trees than this layer's; legal: metadata "
+        "of a builder with the layer's own");
     throw_invalid_if(
         cache.block_size != config_.block_size || cache.num_kv_heads != config_.num_kv_heads ||
             cache.head_size != config_.head_size || cache.dtype != config_.cache_dtype(),

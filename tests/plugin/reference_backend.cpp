@@ -51,9 +51,13 @@ void validate(void*, const ClattnAttentionConfig* config, const ClattnDevice*,
     add_reason(sink, text.c_str());
   }
   if (config->sinks != nullptr) add_reason(sink, "sinks not supported");
-  if (config->alibi_slopes != nullptr || config->logits_soft_cap != 0 ||
-      config->sliding_window != 0 || config->attention_chunk_size != 0 ||
-      config->window_left >= 0 || config->window_right >= 0) {
+  const bool windows = config->sliding_window != 0 || config->attention_chunk_size != 0 ||
+                       config->window_left >= 0 || config->window_right >= 0;
+  // What the batch says of each query has windows counted in.
+  const bool told = config->use_spans != 0 || config->use_directions != 0 ||
+                    config->use_first_keys != 0 || config->use_keep_keys != 0 ||
+                    config->use_trees != 0;
+  if (config->alibi_slopes != nullptr || config->logits_soft_cap != 0 || (windows && !told)) {
     add_reason(sink, "slopes, caps and windows not supported");
   }
 }
@@ -129,15 +133,35 @@ void write_kv_cache(void*, void*, cl_command_queue queue, const ClattnTensor* ke
   }
 }
 
+/// The keys of its request that a query sees.
+std::vector<int32_t> seen_keys(const ClattnBatch& batch, int32_t request, int64_t token) {
+  const int32_t seq_len = batch.seq_lens[request];
+  const auto behind = static_cast<int32_t>(batch.query_start_loc[request + 1] - token);
+  ClattnSeenKeys seen{};
+  seen.end = batch.causal != 0 ? seq_len - behind + 1 : seq_len;
+  seen.tree_begin = seq_len;
+  if (batch.seen_keys != nullptr) seen = batch.seen_keys[token];
+  std::vector<int32_t> keys;
+  for (int32_t j = 0; j < seq_len; ++j) {
+    const int32_t node = j - seen.tree_begin;
+    const bool shown =
+        node < 0 ||
+        (batch.tree_bits[token * batch.tree_words + node / 32] >> (node % 32) & 1U) != 0;
+    const bool kept = seen.kept_begin <= j && j < seen.kept_end;
+    if (kept || (seen.begin <= j && j < seen.end && shown)) keys.push_back(j);
+  }
+  return keys;
+}
+
 /// One query token and head over its keys: returns the natural log of the softmax denominator.
 double attend(const Impl& impl, const ClattnKVCache& cache, const std::vector<float>& memory,
-              const int32_t* pages, int32_t num_keys, int32_t head, const float* query,
-              std::vector<double>& out) {
+              const int32_t* pages, const std::vector<int32_t>& keys, int32_t head,
+              const float* query, std::vector<double>& out) {
   const auto dims = static_cast<int32_t>(impl.config.head_size);
   double largest = -INFINITY;
   double sum = 0;
   std::fill(out.begin(), out.end(), 0.0);
-  for (int32_t j = 0; j < num_keys; ++j) {
+  for (const int32_t j : keys) {
     const int64_t at = place(cache, pages[j / cache.block_size], j % cache.block_size, head);
     const float* k = &memory[static_cast<size_t>(cache.k_offset + at)];
     const float* v = &memory[static_cast<size_t>(cache.v_offset + at)];
@@ -154,8 +178,8 @@ double attend(const Impl& impl, const ClattnKVCache& cache, const std::vector<fl
     }
     largest = top;
   }
-  for (double& o : out) o = num_keys > 0 ? o / sum : 0;
-  return num_keys > 0 ? largest + std::log(sum) : -INFINITY;
+  for (double& o : out) o = keys.empty() ? 0 : o / sum;
+  return keys.empty() ? -INFINITY : largest + std::log(sum);
 }
 
 void forward(void*, void* self, cl_command_queue queue, const ClattnTensor* query,
@@ -169,13 +193,10 @@ void forward(void*, void* self, cl_command_queue queue, const ClattnTensor* quer
   const auto group = static_cast<int32_t>(impl.config.num_heads / impl.config.num_kv_heads);
   std::vector<double> out(static_cast<size_t>(dims));
   for (int32_t r = 0; r < batch->num_reqs; ++r) {
-    const int32_t first = batch->query_start_loc[r];
-    const int32_t count = batch->query_start_loc[r + 1] - first;
-    for (int32_t i = 0; i < count; ++i) {
-      const int32_t position = batch->seq_lens[r] - count + i;
-      const int32_t keys = batch->causal != 0 ? position + 1 : batch->seq_lens[r];
+    for (int64_t token = batch->query_start_loc[r]; token < batch->query_start_loc[r + 1];
+         ++token) {
+      const std::vector<int32_t> keys = seen_keys(*batch, r, token);
       for (int32_t h = 0; h < impl.config.num_heads; ++h) {
-        const int64_t token = first + i;
         const int64_t from = query->offset + token * query->token_stride + int64_t{h} * dims;
         const double log_sum =
             attend(impl, *cache, memory, batch->block_table + r * batch->block_table_stride, keys,
@@ -199,8 +220,8 @@ void forward(void*, void* self, cl_command_queue queue, const ClattnTensor* quer
 extern "C" int clattn_backend_plugin_v0(const ClattnHostApi* host, ClattnBackendPlugin* plugin);
 extern "C" int clattn_backend_plugin_v0(const ClattnHostApi* host, ClattnBackendPlugin* plugin) {
 #else
-extern "C" int clattn_backend_plugin_v2(const ClattnHostApi* host, ClattnBackendPlugin* plugin);
-extern "C" int clattn_backend_plugin_v2(const ClattnHostApi* host, ClattnBackendPlugin* plugin) {
+extern "C" int clattn_backend_plugin_v3(const ClattnHostApi* host, ClattnBackendPlugin* plugin);
+extern "C" int clattn_backend_plugin_v3(const ClattnHostApi* host, ClattnBackendPlugin* plugin) {
 #endif
   if (host->abi_version != CLATTN_BACKEND_ABI_VERSION || PLUGIN_DEFECT == DEFECT_REFUSES) {
     plugin->refusal = "not on this host";
@@ -218,6 +239,7 @@ extern "C" int clattn_backend_plugin_v2(const ClattnHostApi* host, ClattnBackend
   }
   plugin->config_size = sizeof(ClattnAttentionConfig);
   if (PLUGIN_DEFECT == DEFECT_NEWER_CONFIG) plugin->config_size += 8;
+  plugin->takes_seen_keys = PLUGIN_DEFECT == DEFECT_OLDER_CONFIG ? 0 : 1;
   // As compiled when soft caps were the last option.
   if (PLUGIN_DEFECT == DEFECT_OLDER_CONFIG)
     plugin->config_size = offsetof(ClattnAttentionConfig, alibi_slopes);

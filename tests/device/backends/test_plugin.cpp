@@ -50,6 +50,47 @@ TEST(Plugin, AttendsLikeTheOracle) {
   }
 }
 
+// What a batch says of its requests reaches a plug-in as the keys that each query sees; what none
+// of them sees is NaN.
+TEST(Plugin, AttendsByTheListsOfABatch) {
+  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(kPlugin);
+  attention_test::CaseSpec directed = reference_case();
+  directed.unseen_is_nan = true;
+  clattn::AttentionConfig& config = directed.config;
+  config.use_directions = config.use_spans = config.use_first_keys = config.use_keep_keys = true;
+  config.window_left = 5;
+  config.window_right = 2;
+  config.span_rule = clattn::SpanRule::kClipBoth;
+  using enum clattn::Direction;
+  directed.requests = {{1, 9, 1, kCanvas, {}, 2, 3},
+                       {0, 3, 2, kBothWays},
+                       {5, 16, 3, kCausal, {{14, 19}}, 0, 3},
+                       {6, 8, 4, kBothWays, {{9, 12}}, 1},
+                       {7, 4, 5, kCanvas, {}, 3, 9}};
+  attention_test::CaseSpec trees = reference_case();
+  trees.unseen_is_nan = true;
+  trees.config.use_trees = trees.config.use_keep_keys = true;
+  trees.config.sliding_window = 4;
+  trees.requests = {
+      {4, 9, 1, {}, {}, 0, 2, {-1, 0, 0, 1}}, {3, 5, 2}, {2, 2, 3, {}, {}, 0, 0, {-1, -1}}};
+  trees.requests.push_back({40, 7, 4, {}, {}, 0, 0, std::vector<std::int32_t>(40, -1)});
+  for (const auto& context : all_contexts()) {
+    for (const attention_test::CaseSpec& spec : {directed, trees}) {
+      const auto result = attention_test::run_case(context, spec);
+      EXPECT_EQ(result.fault, "");
+      EXPECT_LE(result.worst_share, 1.0) << describe(spec) << result.worst_place;
+    }
+    const auto builder = plugin.backend()->make_builder(context, config);
+    const std::vector<std::int32_t> starts = {0, 1}, lens = {1}, table = {0};
+    auto batch = clattn::CommonAttentionMetadata::of(starts, lens, table);
+    const std::vector<clattn::Direction> direction = {kCanvas};
+    batch.direction = direction;
+    batch.causal = true;
+    EXPECT_EQ(error_text([&] { builder->build(context->create_queue(), batch); }),
+              "causal is true, legal with a direction for each request: none");
+  }
+}
+
 TEST(Plugin, UsersKeepItLoadedAndTheLastOneUnloadsIt) {
   const Device device(all_contexts().at(0));
   {

@@ -102,8 +102,8 @@ TEST_F(RegistryPlugins, PluginsThatDoNotFitAreRefusedWithAReason) {
   };
   constexpr Row kRows[] = {
       {"nowhere", ErrorCode::kIo, "' cannot be opened: "},
-      {"no_entry", ErrorCode::kUnsupported, "' has no entry point clattn_backend_plugin_v2"},
-      {"abi_version", ErrorCode::kUnsupported, "' speaks ABI version 1, legal: 2"},
+      {"no_entry", ErrorCode::kUnsupported, "' has no entry point clattn_backend_plugin_v3"},
+      {"abi_version", ErrorCode::kUnsupported, "' speaks ABI version 1, legal: 3"},
       {"struct_size", ErrorCode::kUnsupported, "': its ClattnBackendPlugin has "},
       {"newer_config", ErrorCode::kUnsupported, "': config_size is "},
       {"missing_function", ErrorCode::kUnsupported, "' lacks forward"},
@@ -140,7 +140,7 @@ TEST(PluginsOfTheEnvironment, AreLoadedAtFirstUseOrRefusedEachTime) {
               "CLATTN_MLA;REFERENCE;$");
   const std::string refused =
       "CLATTN_PLUGINS: plugin '[^']*no_entry.so' has no entry point "
-      "clattn_backend_plugin_v2;";
+      "clattn_backend_plugin_v3;";
   EXPECT_EXIT(list_with_plugins(plugin_path("none") + ":" + plugin_path("no_entry")),
               testing::ExitedWithCode(0), "^" + refused + refused + "$");
 }
