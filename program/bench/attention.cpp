@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <clattn/compat/paged_attention.hpp>
+#include <clattn/graph.hpp>
 #include <iterator>
 #include <numeric>
 #include <set>
@@ -23,14 +24,14 @@ class AttentionWorkload : public Workload {
  public:
   /// `packed`: the cache's memory is an x-packed pair.
   AttentionWorkload(const BenchTask& task, RotatingCache cache, bool packed = false)
-      : config_(task.shape.model.config),
-        shape_(task.shape),
-        cache_(std::move(cache)),
+      : shape_(task.shape),
         // Products of 8 bits lose what is small against a sum. Values mostly of one sign show that:
         // their mean is large against what the oracle allows.
-        kv_(config_.cache_dtype(), 1, 1, config_.fp8_products ? 1 : 0),
-        q_(config_.dtype, 2),
+        kv_(shape_.model.config.cache_dtype(), 1, 1, shape_.model.config.fp8_products ? 1 : 0),
+        q_(shape_.model.config.dtype, 2),
         timed_queue_(task.context->create_queue(QueueProfiling::kOn)),
+        config_(shape_.model.config),
+        cache_(std::move(cache)),
         queue_(task.context->create_queue()) {
     const std::shared_ptr<Context>& context = task.context;
     const std::size_t element = element_size_bytes(config_.dtype);
@@ -63,7 +64,7 @@ class AttentionWorkload : public Workload {
   }
 
   double run(int launches) override {
-    queue_.fill(out_, kPoison, 0, out_.size_bytes());
+    poison();
     return seconds_each(queue_, launches, [&] {
       set_ = (set_ + 1) % metadata_.size();
       forward(queue_);
@@ -115,6 +116,7 @@ class AttentionWorkload : public Workload {
   }
 
  protected:
+  void poison() const { queue_.fill(out_, kPoison, 0, out_.size_bytes()); }
   void forward(const Queue& queue, std::vector<LaunchRecord>* launches = nullptr) const {
     const TensorRef query{query_.handle()}, out{out_.handle()};
     const AttentionMetadata& metadata = *metadata_[set_];
@@ -232,9 +234,7 @@ class AttentionWorkload : public Workload {
     return call;
   }
 
-  AttentionConfig config_;
   BenchShape shape_;
-  RotatingCache cache_;
   TiledRandom kv_, q_;
   Buffer mask_;
   Queue timed_queue_;
@@ -247,6 +247,8 @@ class AttentionWorkload : public Workload {
   std::size_t set_ = 0;
 
  protected:
+  AttentionConfig config_;
+  RotatingCache cache_;
   Queue queue_;
   // Of the sets; a forward runs by the metadata of one.
   std::vector<std::unique_ptr<AttentionMetadataBuilder>> builders_;
@@ -322,7 +324,80 @@ class MetadataWorkload final : public AttentionWorkload {
   std::vector<double> step_us_;  // one a round
 };
 
+/// A step of one layer, replayed from the recording of its size class, whose launches are as large
+/// as any batch of as many tokens needs. Of it, and of the same step launched by calls, the row
+/// says the time of steps in a row, and the host's for one that begins on an idle device. What the
+/// replay gave is judged.
+class MixedReplayWorkload final : public AttentionWorkload {
+ public:
+  explicit MixedReplayWorkload(const BenchTask& task)
+      : AttentionWorkload(task, make_rotating_cache(task)),
+        state_(task.context, *cache_.backend, config_,
+               recordable(builder_options(task.shape, cache_.cache.num_blocks))),
+        launched_kernels_(std::move(kernels)) {
+    const std::int32_t tokens = task.shape.num_tokens();
+    const AttentionMetadata* const launched = metadata_[0];
+    const auto capturing = state_.graph_capture(tokens);
+    metadata_ = {&state_.graph_capture_get_metadata_for_batch(queue_, tokens)};
+    queue_.finish();
+    {
+      GraphCapture capture(queue_);
+      forward(queue_);
+      graph_ = capture.end();
+    }
+    metadata_ = {launched};
+    state_.prepare_graph_input_buffers(queue_, tokens, batches_[0].metadata());
+  }
+
+  double run(int launches) override {
+    const Seconds by_calls = seconds_of(launches, [&] { forward(queue_); });
+    const Seconds replayed = seconds_of(launches, [&] { graph_.replay(queue_); });
+    kernels = launched_kernels_;
+    kernels.push_back(
+        {.name = fmt::format("launched {:.1f} us, of the host {:.1f}; replayed {:.1f} us, of the "
+                             "host {:.1f}",
+                             by_calls.step * 1e6, by_calls.host * 1e6, replayed.step * 1e6,
+                             replayed.host * 1e6),
+         .role = "host"});
+    return replayed.step;
+  }
+
+ private:
+  struct Seconds {
+    double step, host;
+  };
+
+  static BuilderOptions recordable(BuilderOptions options) {
+    options.graph_mixed = true;
+    return options;
+  }
+
+  template <typename Launch>
+  Seconds seconds_of(int launches, const Launch& launch) const {
+    constexpr int kHostRuns = 9;
+    poison();
+    std::vector<double> host;
+    for (int i = 0; i < kHostRuns; ++i) {
+      queue_.finish();
+      const auto start = std::chrono::steady_clock::now();
+      launch();
+      host.push_back(seconds_since(start));
+    }
+    return {seconds_each(queue_, launches, launch), median(host)};
+  }
+
+  AttentionState state_;
+  Graph graph_;
+  std::vector<BenchKernel> launched_kernels_;
+};
+
 }  // namespace
+
+std::unique_ptr<Workload> make_mixed_replay_workload(const BenchTask& task) {
+  BenchOptions one_set = task.options;
+  one_set.rotate_bytes = 0;  // a recording reads one metadata
+  return std::make_unique<MixedReplayWorkload>(BenchTask{task.context, one_set, task.shape});
+}
 
 std::unique_ptr<Workload> make_metadata_workload(const BenchTask& task) {
   return std::make_unique<MetadataWorkload>(task);

@@ -53,7 +53,7 @@ std::unique_ptr<Workload> make_workload(const BenchTask& task) {
       {"metadata", make_metadata_workload},  {"startup", make_startup_workload},
       {"first_step", make_startup_workload}, {"warmed_step", make_startup_workload},
       {"step", make_step_workload},          {"replay", make_step_workload},
-      {"lengths", make_lengths_workload}};
+      {"lengths", make_lengths_workload},    {"mixed_replay", make_mixed_replay_workload}};
   return makers.at(task.shape.suite)(task);
 }
 

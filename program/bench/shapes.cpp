@@ -341,8 +341,8 @@ std::string_view to_string(CacheOp op) {
 
 const std::vector<std::string>& bench_suites() {
   static const std::vector<std::string> suites = {
-      "decode",  "prefill",    "mixed",       "spec", "cache",  "merge",  "metadata",
-      "startup", "first_step", "warmed_step", "step", "replay", "lengths"};
+      "decode",  "prefill",    "mixed",       "spec", "cache",  "merge",   "metadata",
+      "startup", "first_step", "warmed_step", "step", "replay", "lengths", "mixed_replay"};
   return suites;
 }
 
