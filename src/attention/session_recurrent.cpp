@@ -83,6 +83,7 @@ std::vector<Buffer> allocate_states(const RecurrentLayers& given, const Context&
   }
   const std::map<std::string, Buffer> buffers = allocate_kv_cache(context, queue, config);
   std::vector<Buffer> found;
+  found.reserve(names.size());
   for (const std::string& name : names) found.push_back(buffers.at(name));
   return found;
 }
