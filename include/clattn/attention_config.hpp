@@ -72,8 +72,7 @@ struct AttentionConfig {
     return head_size_v != 0 ? head_size_v : head_size;
   }
   /// Whether keys and values are attended directly instead of through a paged cache: encoder types
-  /// always, cross attention with block_size 0. Only then may values, and results, have fewer
-  /// elements a head (head_size_v) than queries and keys.
+  /// always, cross attention with block_size 0.
   bool contiguous_kv() const {
     return attn_type == AttentionType::kEncoder || attn_type == AttentionType::kEncoderOnly ||
            (attn_type == AttentionType::kEncoderDecoder && block_size == 0);

@@ -135,6 +135,8 @@ typedef struct ClattnCacheInfo {
   int64_t block_stride;     /**< elements from page to page */
   int64_t token_stride;     /**< elements from token to token */
   int64_t head_stride;      /**< elements from head to head */
+  int32_t head_size_v;      /**< elements of V */
+  int32_t reserved;
 } ClattnCacheInfo;
 /** Fills in `info`, whose struct_size is set. */
 CLATTN_C_API ClattnResult clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info);

@@ -20,7 +20,8 @@ void set_kv_cache_layout(std::optional<KVCacheLayout> layout);
 /// One layer's cache as kernels read it. Element (kv, block, token, head, dim) of the logical shape
 /// lies at {k,v}_offset + block * block_stride + token * token_stride + head * head_stride + dim.
 /// The strides determine the layout; results never
-/// depend on it. Offsets and strides count elements of `dtype`; layers take multiples of 8, a
+/// depend on it. Values of fewer elements than keys follow their key: v_offset = k_offset +
+/// head_size. Offsets and strides count elements of `dtype`; layers take multiples of 8, a
 /// block_stride above 0 where there are several blocks, and heads that lie less than 2^30 /
 /// num_kv_heads blocks and as many elements apart.
 struct KVCache {
@@ -29,7 +30,8 @@ struct KVCache {
   std::int64_t num_blocks = 0;               ///< pages
   std::int32_t block_size = 0;               ///< tokens
   std::int32_t num_kv_heads = 0;             ///< heads of a token
-  std::int32_t head_size = 0;                ///< elements
+  std::int32_t head_size = 0;                ///< elements; of K where head_size_v is less
+  std::int32_t head_size_v = 0;              ///< of V: 8 … head_size in steps of 8; 0 = head_size
   std::array<std::int64_t, 5> shape = {};    ///< the backend's logical shape
   std::array<std::int64_t, 5> strides = {};  ///< of that shape
   std::int64_t k_offset = 0;                 ///< elements before the first K
@@ -46,6 +48,8 @@ struct KVCache {
   /// (AttentionConfig::fp8_products); it is above 0. Without it they are rounded undivided.
   bool scales_query = false;
 
+  /// Elements of a head's value.
+  std::int32_t value_size() const { return head_size_v != 0 ? head_size_v : head_size; }
   /// The buffer's element that holds element (block, token, head, dim) of V.
   std::int64_t value_at(std::int64_t block, std::int64_t token, std::int64_t head,
                         std::int64_t dim) const {
@@ -58,8 +62,8 @@ struct KVCache {
   }
 };
 
-/// A [tokens, heads, head_size] tensor on the device: heads and dims are contiguous, tokens may be
-/// strided.
+/// A [tokens, heads, head_size] tensor on the device, values and results with head_size_v: heads
+/// and dims are contiguous, tokens may be strided.
 struct TensorRef {
   cl_mem buffer = nullptr;        ///< not retained
   std::int64_t offset = 0;        ///< elements before token 0

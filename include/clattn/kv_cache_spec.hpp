@@ -68,6 +68,8 @@ struct KVCacheSpec {
   /// block_size * (head_size * e + 4 if kPerTokenHead), of kMamba the bytes of all states; or
   /// page_size_padded. Throws on overflow or an illegal field.
   std::size_t page_size_bytes() const;
+  /// Elements of a head's value.
+  std::int32_t value_size() const { return head_size_v != 0 ? head_size_v : head_size; }
   /// Most pages that one request of up to `max_model_len` tokens holds, by the formulas of vLLM's
   /// specs (full: every page; window: the pages of window - 1 + max_num_batched_tokens tokens, plus
   /// one; chunked-local: those of chunk + max_num_batched_tokens; cross: those of encoder_len;
@@ -138,8 +140,9 @@ std::map<std::string, Buffer> allocate_kv_cache(const Context& context, cl_comma
 /// whatever the backend's order: block b's K and V, then the padding, lie at b * page_size_padded
 /// bytes, which must be a multiple of 8 elements. Throws kUnsupported for a layout that the backend
 /// does not support, for latent pages with a backend of keys and values or the reverse, and for
-/// pages that are more than K and V of one head size: a head_size_v of its own, scales of each
-/// token.
+/// scales of each token in the pages. Where head_size_v is less than head_size, each head's value
+/// follows its key, as in vLLM's TRITON_ATTN_DIFFKV: the logical shape has 1 in place of K and V,
+/// and head_size + head_size_v elements a head.
 KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
                          const AttentionBackend& backend, KVCacheLayout layout);
 

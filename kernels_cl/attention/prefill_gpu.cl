@@ -17,7 +17,7 @@
    Per float4 read from local memory S does 16 CLA_KEYS / (4 + CLA_KEYS) multiply-adds and O does 8.
 
    macro                unit        legal values, beside those of core/task.clh
-   CLA_HEAD_DIM         elements    8 ... 256, steps of 8; CLA_VALUE_DIM: core/dims.clh
+   CLA_HEAD_DIM         elements    8 ... 512, steps of 8; CLA_VALUE_DIM: core/dims.clh
    CLA_BLOCK_ROWS       rows        multiples of 4
    CLA_BLOCK_KV         keys        32 or 64; a multiple of the columns, 4 * WG_SIZE / BLOCK_ROWS
    CLA_WG_SIZE          work-items  a multiple of BLOCK_ROWS / 4, at least BLOCK_KV

@@ -9,14 +9,14 @@
    not below num_slots stores nothing. If two tokens name one slot, either may win.
 
    The unit of work is eight elements of one head of one token; units of a token are
-   [kv head, HEAD_DIM / 8].
+   [kv head, HEAD_DIM / 8], the last of which have no values where values have fewer.
      CLA_WG_SIZE == 1 (CPU): one group a token, a loop over its units.
      CLA_WG_SIZE > 1 (GPU):  one work-item a unit. Side by side are units of a token; in x-packed
                              caches, whose tokens lie side by side, CLA_SIDE_TOKENS tokens, so that
                              those of one page are stored together, whatever the slots.
 
    macro           unit        legal values
-   CLA_HEAD_DIM    elements    8 ... 256, steps of 8
+   CLA_HEAD_DIM    elements    8 ... 512, steps of 8; CLA_VALUE_DIM: core/dims.clh
    CLA_Q_DTYPE     -           0 f32, 1 f16, 2 bf16: key and value
    CLA_KV_DTYPE    -           0 f32, 1 f16, 2 bf16, 3 fp8 e4m3, 4 fp8 e5m2, 5 int8: the cache
    CLA_PAGE_SIZE   tokens      >= 1
@@ -28,6 +28,7 @@
 #error "reshape_and_cache.cl needs CLA_HEAD_DIM, CLA_PAGE_SIZE and CLA_CACHE_X"
 #endif
 #include "cache/cells.clh"
+#include "core/dims.clh"
 #include "core/write_call.clh"
 
 #define CLA_SIDE_TOKENS 16 /* kSideTokens of cache_write.cpp */
@@ -49,7 +50,12 @@ static inline __global const CLA_Q_T* cla_cache_key_at(const ClaInput* in, uint 
 }
 static inline __global const CLA_Q_T* cla_cache_value_at(const ClaInput* in, uint token,
                                                          uint unit) {
-  return in->value + (long)token * in->value_token_stride + (long)unit * 8;
+  const uint head = unit / (CLA_HEAD_DIM / 8), own_unit = unit % (CLA_HEAD_DIM / 8);
+  const long in_token = ((long)head * (CLA_VALUE_DIM / 8) + (long)own_unit) * 8;
+  return in->value + (long)token * in->value_token_stride + in_token;
+}
+static inline int cla_has_value(uint unit) {
+  return unit % (CLA_HEAD_DIM / 8) < CLA_VALUE_DIM / 8;
 }
 static inline int cla_input_aligned(const ClaInput* in) {
   const ulong strides = (ulong)(in->key_token_stride | in->value_token_stride) * sizeof(CLA_Q_T);
@@ -121,14 +127,15 @@ clattn_reshape_and_cache_flash(CLA_WRITE_PARAMS) {
   const long to = cla_cache_unit_at(&cache, slot, unit);
   __global const CLA_Q_T* const k_from = cla_cache_key_at(&in, token, unit);
   __global const CLA_Q_T* const v_from = cla_cache_value_at(&in, token, unit);
+  const int has_value = cla_has_value(unit);
   if (cla_input_aligned(&in) && cla_planes_aligned(&cache)) {
     const ClaRaw k = cla_raw_load(k_from);
-    const ClaRaw v = cla_raw_load(v_from);
+    const ClaRaw v = has_value ? cla_raw_load(v_from) : k;
     cla_put8(cla_cells(k, scales.x), cache.k + to);
-    cla_put8(cla_cells(v, scales.y), cache.v + to);
+    if (has_value) cla_put8(cla_cells(v, scales.y), cache.v + to);
   } else {
     cla_put8_any(cla_cells(cla_raw_load_any(k_from), scales.x), cache.k + to);
-    cla_put8_any(cla_cells(cla_raw_load_any(v_from), scales.y), cache.v + to);
+    if (has_value) cla_put8_any(cla_cells(cla_raw_load_any(v_from), scales.y), cache.v + to);
   }
 }
 

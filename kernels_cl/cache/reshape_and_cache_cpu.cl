@@ -13,15 +13,14 @@
 #error "CLA_PAGE_SIZE must be at least 1"
 #endif
 
-#define CLA_ROW_BYTES ((ulong)CLA_HEAD_DIM * CLA_KV_BYTES) /* of a head of a token in the cache */
-
-/* One head's row. past: past the caches, whole lines then; a constant at every call. */
+/* One head's row of `width` elements. past: past the caches, whole lines then; both are constants
+   at every call. */
 static inline __attribute__((always_inline)) void cla_put_row(__global const CLA_Q_T* from,
-                                                              float scale, int past,
+                                                              int width, float scale, int past,
                                                               __global CLA_KV_T* to) {
   const int vecs = past ? CLA_LINE_VECS : 1; /* stored together */
 #pragma unroll
-  for (int d = 0; d < CLA_NUM_VECS; d += vecs) {
+  for (int d = 0; d < width / CLA_VEC; d += vecs) {
     cla_cells cells[CLA_LINE_VECS] __attribute__((aligned(CLA_LINE_BYTES)));
 #pragma unroll
     for (int i = 0; i < vecs; ++i) cells[i] = cla_cells_at(from + (d + i) * CLA_VEC, scale);
@@ -40,6 +39,11 @@ typedef struct ClaPlane {
   int num_kv_heads;
 } ClaPlane;
 
+/* Elements of a head's keys or values. */
+static inline int cla_row_width(int of_keys) {
+  return of_keys ? CLA_HEAD_DIM : CLA_VALUE_DIM;
+}
+
 /* All heads. of_keys and past are constants at every call. */
 static inline __attribute__((always_inline)) void cla_put_plane(const ClaPlane* plane,
                                                                 const ClaOptions* opt, int of_keys,
@@ -48,22 +52,23 @@ static inline __attribute__((always_inline)) void cla_put_plane(const ClaPlane* 
   for (int h = 0; h < plane->num_kv_heads; ++h) {
     const float scale =
         of_keys ? cla_k_scale(opt, (uint)h) : cla_v_scale(opt, (uint)h, (uint)plane->num_kv_heads);
-    cla_put_row(plane->from + (long)h * CLA_HEAD_DIM, scale, past,
+    cla_put_row(plane->from + (long)h * cla_row_width(of_keys), cla_row_width(of_keys), scale, past,
                 plane->to + h * plane->head_stride);
   }
 }
 
 /* Whether a call's stores to a plane go past the caches: it is large, and every row fills whole
    lines. */
-static inline int cla_streams(const ClaPlane* plane, int num_tokens) {
-  const ulong bytes = (ulong)num_tokens * (uint)plane->num_kv_heads * CLA_ROW_BYTES * 2;
-  const ulong ends = (ulong)plane->to | (ulong)plane->head_stride * CLA_KV_BYTES | CLA_ROW_BYTES;
+static inline int cla_streams(const ClaPlane* plane, int of_keys, int num_tokens) {
+  const ulong row = (ulong)cla_row_width(of_keys) * CLA_KV_BYTES;
+  const ulong bytes = (ulong)num_tokens * (uint)plane->num_kv_heads * row * 2;
+  const ulong ends = (ulong)plane->to | (ulong)plane->head_stride * CLA_KV_BYTES | row;
   return bytes >= CLA_STREAM_BYTES && ends % CLA_LINE_BYTES == 0;
 }
 
 static inline void cla_put_rows(const ClaPlane* plane, const ClaOptions* opt, int of_keys,
                                 int num_tokens) {
-  if (cla_streams(plane, num_tokens))
+  if (cla_streams(plane, of_keys, num_tokens))
     cla_put_plane(plane, opt, of_keys, 1);
   else
     cla_put_plane(plane, opt, of_keys, 0);

@@ -228,7 +228,8 @@ class AttentionWorkload : public Workload {
         };
         const auto [key, value] = packed_ ? places(*packed_) : places(kv);
         call.key_cache.push_back(kv_.at(to_size(key)));
-        call.value_cache.push_back(kv_.at(to_size(value)));
+        const bool exists = d < value_width(config_);
+        call.value_cache.push_back(exists ? kv_.at(to_size(value)) : 0);
       }
     }
     return call;

@@ -27,9 +27,12 @@ class BlocksWorkload final : public Workload {
     const KVCache& kv = cache_.cache;
     const AttentionConfig& config = task.shape.model.config;
     if (config.use_mla) latent_ = make_mla_cache(kv, config.rope_dim);
-    block_bytes_ = to_size(kv.block_size) * to_size(kv.num_kv_heads) * to_size(kv.head_size) *
+    const bool narrow = kv.value_size() != kv.head_size;  // one row of a key and its value
+    const std::int32_t row = kv.head_size + (narrow ? kv.value_size() : 0);
+    block_bytes_ = to_size(kv.block_size) * to_size(kv.num_kv_heads) * to_size(row) *
                    element_size_bytes(dtype_);
-    planes_ = latent_ ? std::vector{kv.k_offset} : std::vector{kv.k_offset, kv.v_offset};
+    planes_ = {kv.k_offset};
+    if (!latent_ && !narrow) planes_.push_back(kv.v_offset);
     source_.fill(queue_, kv.buffer);
     const auto half = to_size(cache_.pages_per_set / 2);
     for (std::size_t set = 0; set < to_size(cache_.num_sets); ++set) {
@@ -154,7 +157,7 @@ class BlocksWorkload final : public Workload {
   Queue queue_;
   std::optional<MLACache> latent_{};
   std::size_t block_bytes_ = 0;                // of a plane
-  std::vector<std::int64_t> planes_;           // elements before K, before V
+  std::vector<std::int64_t> planes_;           // elements before K, before V if it is another
   std::vector<std::vector<BlockPair>> pairs_;  // of the sets
   std::optional<PinnedMemory> image_;
   std::size_t set_ = 0;  // of the last launch

@@ -186,10 +186,10 @@ class CacheWorkload final : public Workload {
   CacheOp op_;
   RotatingCache cache_;
   std::optional<PackedKVCache> packed_{};  // a view of the cache's memory
-  Rows rows_[2]{
-      {TiledRandom(config_.dtype, 3),
-       config_.use_mla ? config_.output_head_size() : config_.head_size},
-      {TiledRandom(config_.dtype, 4), config_.use_mla ? config_.rope_dim : config_.head_size}};
+  Rows rows_[2]{{TiledRandom(config_.dtype, 3),
+                 config_.use_mla ? config_.output_head_size() : config_.head_size},
+                {TiledRandom(config_.dtype, 4),
+                 config_.use_mla ? config_.rope_dim : config_.output_head_size()}};
   Queue queue_;
   std::shared_ptr<const AttentionImpl> impl_;
   std::vector<std::unique_ptr<AttentionMetadataBuilder>> builders_;

@@ -118,6 +118,7 @@ std::vector<Option> options() {
          c.block_size = 0;
          c.head_size_v = c.head_size / 2;
        }},
+      {"small values in pages", [](AttentionConfig& c) { c.head_size_v = c.head_size / 2; }},
       {"all options, family cpu", all_options(KernelFamily::kCpu), true},
       {"all options, family gpu", all_options(KernelFamily::kGpu), true},
       {"all options, family ptx", all_options(KernelFamily::kGpuPtx), true},

@@ -98,10 +98,12 @@ void make_table(AttentionCall& call, std::uint32_t seed) {
 /// The history's rows in a cache of poison, and the slots of the new tokens.
 void make_cache_image(AttentionCall& call, double family_size, std::uint32_t seed) {
   const AttentionConfig& config = call.config;
-  const std::size_t row_bytes = to_size(config.num_kv_heads) * to_size(config.head_size) *
-                                element_size_bytes(config.cache_dtype());
-  const auto poison = poisoned(to_size(call.num_blocks * config.block_size) * row_bytes);
-  call.cache = {poison, poison};
+  const std::size_t unit = to_size(config.num_kv_heads) * element_size_bytes(config.cache_dtype());
+  const std::size_t row_bytes = unit * to_size(config.head_size);
+  const std::size_t value_bytes = unit * to_size(value_width(config));
+  const auto slots = to_size(call.num_blocks * config.block_size);
+  const auto poison = poisoned(slots * row_bytes);
+  call.cache = {poison, poisoned(slots * value_bytes)};
   const double size = family_size * (config.cache_dtype() == DType::kInt8 ? 16 : 1);
   const std::vector<std::byte> history =
       random_elements(config.cache_dtype(),
@@ -121,10 +123,11 @@ void make_cache_image(AttentionCall& call, double family_size, std::uint32_t see
       }
       if (!call.first_keys.empty() && p < call.first_keys[r]) continue;  // may hold anything
       // Keys and values of one position differ: they start a row apart in the same random pool.
-      const std::size_t at = to_size(slot) * row_bytes;
-      std::memcpy(&call.cache.key[at], &history[next_row * row_bytes], row_bytes);
+      std::memcpy(&call.cache.key[to_size(slot) * row_bytes], &history[next_row * row_bytes],
+                  row_bytes);
       const std::size_t other = (next_row + 1) % (history.size() / row_bytes);
-      std::memcpy(&call.cache.value[at], &history[other * row_bytes], row_bytes);
+      std::memcpy(&call.cache.value[to_size(slot) * value_bytes], &history[other * row_bytes],
+                  value_bytes);
       ++next_row;
     }
   }

@@ -15,12 +15,17 @@ namespace {
 
 enum class Scaling : std::uint8_t { kStore, kLoad };
 
-/// Divides rows of [num_kv_heads, head_size] by the factors of K (0) or V (1), or multiplies.
+/// Elements of a head's row of keys (0) or values (1).
+std::size_t row_width(const AttentionConfig& config, std::size_t kv) {
+  return to_size(kv == 0 ? config.head_size : value_width(config));
+}
+
+/// Divides rows of [num_kv_heads, row_width()] by the factors of K (0) or V (1), or multiplies.
 void apply_scales(const AttentionCall& call, std::size_t kv, Scaling scaling,
                   std::vector<double>& values) {
   if (call.scales.empty()) return;
   const std::size_t count = call.scales.size() / 2;
-  const std::size_t head_size = to_size(call.config.head_size);
+  const std::size_t head_size = row_width(call.config, kv);
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto scale = static_cast<double>(call.scales[kv * count + i / head_size % count]);
     values[i] = scaling == Scaling::kStore ? values[i] / scale : values[i] * scale;
@@ -46,7 +51,7 @@ void store_rows(const AttentionCall& call, std::size_t kv, const std::vector<std
     apply_scales(call, kv, Scaling::kStore, values);
     converted = encode_elements(config.cache_dtype(), values);
   }
-  const std::size_t row_bytes = to_size(config.num_kv_heads) * to_size(config.head_size) *
+  const std::size_t row_bytes = to_size(config.num_kv_heads) * row_width(config, kv) *
                                 element_size_bytes(config.cache_dtype());
   for (std::size_t t = 0; t < converted.size() / row_bytes; ++t) {
     if (call.slot_mapping[t] < 0) continue;
@@ -265,8 +270,8 @@ oracle::AttentionCase oracle_case(const AttentionCall& call) {
   if (config.contiguous_kv()) {
     result.key_start_loc = call.key_start_loc.empty() ? call.query_start_loc : call.key_start_loc;
     result.key_cache = decode_elements(config.dtype, call.key);
-    result.value_cache = widened(decode_elements(config.dtype, call.value),
-                                 to_size(config.output_head_size()), to_size(config.head_size));
+    result.value_cache = widened(decode_elements(config.dtype, call.value), row_width(config, 1),
+                                 row_width(config, 0));
     return result;
   }
   result.block_size = config.block_size;
@@ -274,7 +279,8 @@ oracle::AttentionCase oracle_case(const AttentionCall& call) {
   result.max_blocks = call.max_blocks;
   const LogicalCache cache = expected_cache(call);
   result.key_cache = widened(call, 0, cache.key);
-  result.value_cache = widened(call, 1, cache.value);
+  result.value_cache =
+      widened(widened(call, 1, cache.value), row_width(config, 1), row_width(config, 0));
   return result;
 }
 

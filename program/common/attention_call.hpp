@@ -83,7 +83,8 @@ struct AttentionCall : BatchArrays {
   std::vector<std::int32_t> key_start_loc;  // [num_reqs + 1], contiguous keys only; or empty
 
   std::vector<std::byte> query;  // [tokens, num_heads, head_size]
-  /// [tokens, num_kv_heads, head_size] to be stored, or empty; contiguous keys: attended directly.
+  /// [tokens, num_kv_heads, head_size or value_width()] to be stored, or empty; contiguous keys:
+  /// attended directly.
   std::vector<std::byte> key, value;
   std::int64_t num_blocks = 0;
   LogicalCache cache;

@@ -23,11 +23,10 @@ LogicalCache reordered(const AttentionConfig& config, const LogicalCache& from, 
   const std::size_t page_bytes = to_size(config.block_size) * to_size(config.num_kv_heads) *
                                  to_size(config.head_size) * element;
   const auto blocks = static_cast<std::int64_t>(from.key.size() / page_bytes);
-  for_each_element(packed_shape(config, blocks),
-                   [&](std::size_t logical, std::size_t key, std::size_t value) {
-                     move(logical, key, &LogicalCache::key);
-                     move(logical, value, &LogicalCache::value);
-                   });
+  const PackedKVCache shape = packed_shape(config, blocks);
+  for (const auto plane : {&LogicalCache::key, &LogicalCache::value})
+    for_each_element(shape, plane == &LogicalCache::value,
+                     [&](std::size_t logical, std::size_t at) { move(logical, at, plane); });
   return to;
 }
 
@@ -66,9 +65,11 @@ std::vector<std::byte> GuardedOutput::read(const Queue& queue) const {
 void upload_cache(const Queue& queue, const KVCache& cache, const LogicalCache& logical) {
   std::vector<std::byte> stored(cache.buffer.size_bytes());
   const std::size_t size = element_size_bytes(cache.dtype);
-  for_each_element(cache, [&](std::size_t from, std::size_t key, std::size_t value) {
-    std::memcpy(&stored[key], &logical.key[from], size);
-    std::memcpy(&stored[value], &logical.value[from], size);
+  for_each_element(cache, false, [&](std::size_t from, std::size_t to) {
+    std::memcpy(&stored[to], &logical.key[from], size);
+  });
+  for_each_element(cache, true, [&](std::size_t from, std::size_t to) {
+    std::memcpy(&stored[to], &logical.value[from], size);
   });
   if (!stored.empty()) queue.write(cache.buffer, stored);
 }
@@ -77,12 +78,15 @@ LogicalCache download_cache(const Queue& queue, const KVCache& cache) {
   std::vector<std::byte> stored(cache.buffer.size_bytes());
   if (!stored.empty()) queue.read(cache.buffer, stored);
   const std::size_t size = element_size_bytes(cache.dtype);
-  const std::vector<std::byte> empty(to_size(cache.num_blocks) * to_size(cache.block_size) *
-                                     to_size(cache.num_kv_heads) * to_size(cache.head_size) * size);
-  LogicalCache logical{empty, empty};
-  for_each_element(cache, [&](std::size_t to, std::size_t key, std::size_t value) {
-    std::memcpy(&logical.key[to], &stored[key], size);
-    std::memcpy(&logical.value[to], &stored[value], size);
+  const std::size_t rows =
+      to_size(cache.num_blocks) * to_size(cache.block_size) * to_size(cache.num_kv_heads);
+  LogicalCache logical{std::vector<std::byte>(rows * to_size(cache.head_size) * size),
+                       std::vector<std::byte>(rows * to_size(cache.value_size()) * size)};
+  for_each_element(cache, false, [&](std::size_t to, std::size_t from) {
+    std::memcpy(&logical.key[to], &stored[from], size);
+  });
+  for_each_element(cache, true, [&](std::size_t to, std::size_t from) {
+    std::memcpy(&logical.value[to], &stored[from], size);
   });
   return logical;
 }

@@ -20,13 +20,25 @@ inline constexpr std::uint32_t kPoison = 0x7FC07FC0U;
 /// So many bytes of it.
 std::vector<std::byte> poisoned(std::size_t size_bytes);
 
+/// Elements of a head's row of values in a cache; of latent rows, which are both, of a whole one.
+inline std::int32_t value_width(const AttentionConfig& config) {
+  return config.use_mla ? config.head_size : config.output_head_size();
+}
+inline std::int32_t value_width(const KVCache& cache) {
+  return cache.value_size();
+}
+inline std::int32_t value_width(const PackedKVCache& cache) {
+  return cache.head_size;
+}
+
 /// The pages that a layer of a configuration keeps its keys and values in.
 inline KVCacheSpec spec_of(const AttentionConfig& config) {
   return {.block_size = config.block_size,
           .num_kv_heads = config.num_kv_heads,
           .head_size = config.head_size,
           .dtype = config.cache_dtype(),
-          .use_mla = config.use_mla};
+          .use_mla = config.use_mla,
+          .head_size_v = value_width(config) == config.head_size ? 0 : value_width(config)};
 }
 
 /// A device copy of host elements; an empty range still gets a buffer.
@@ -92,24 +104,25 @@ class GuardedOutput {
 };
 
 /// A whole cache between its logical order on the host, [num_blocks, block_size, num_kv_heads,
-/// head_size] once for keys and once for values, and the cache's own order on the device.
+/// head_size] for keys and value_width() for values, and the cache's own order on the device.
 struct LogicalCache {
   std::vector<std::byte> key, value;
 };
 
-/// Calls visit(logical byte, stored key byte, stored value byte) for the first byte of each element
-/// of a cache, whichever its order.
+/// Calls visit(logical byte, stored byte) for the first byte of each element of a cache's keys or
+/// values, whichever its order.
 template <typename Cache, typename Visit>
-void for_each_element(const Cache& cache, Visit visit) {
+void for_each_element(const Cache& cache, bool of_values, Visit visit) {
   const std::size_t element = element_size_bytes(cache.dtype);
-  const auto byte = [&](std::int64_t at) { return static_cast<std::size_t>(at) * element; };
+  const std::int32_t width = of_values ? value_width(cache) : cache.head_size;
   std::size_t logical = 0;
   for (std::int64_t block = 0; block < cache.num_blocks; ++block) {
     for (std::int64_t token = 0; token < cache.block_size; ++token) {
       for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
-        for (std::int64_t dim = 0; dim < cache.head_size; ++dim, logical += element) {
-          visit(logical, byte(cache.key_at(block, token, head, dim)),
-                byte(cache.value_at(block, token, head, dim)));
+        for (std::int64_t dim = 0; dim < width; ++dim, logical += element) {
+          const std::int64_t at = of_values ? cache.value_at(block, token, head, dim)
+                                            : cache.key_at(block, token, head, dim);
+          visit(logical, static_cast<std::size_t>(at) * element);
         }
       }
     }

@@ -84,10 +84,11 @@ oracle::AttentionResult truth_in_fp8(const AttentionCall& call, bool cascaded,
 void bound_cascade(const AttentionCall& call, oracle::AttentionResult& truth) {
   const oracle::Element element = element_of(call.config.dtype);
   const oracle::AttentionCase whole = oracle_case(call);
-  const std::size_t width = to_size(call.config.head_size);
+  const std::size_t width = to_size(call.config.output_head_size());
   for (const bool shared : {true, false}) {
-    const oracle::AttentionResult level =
-        oracle::attention(level_of(whole, call.computed_prefix_len(), shared), element);
+    const oracle::AttentionResult level = front_of_rows(
+        oracle::attention(level_of(whole, call.computed_prefix_len(), shared), element),
+        call.config.head_size, call.config.output_head_size());
     for (std::size_t i = 0; i < truth.out.size(); ++i) {
       const double lse = level.lse[i / width];
       if (std::isinf(lse)) continue;  // no key

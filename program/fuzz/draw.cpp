@@ -216,6 +216,12 @@ void draw_layer(Dice& dice, Recipe& recipe) {
   if (dice.percent(8)) recipe.backend = dice.percent(50) ? "XFORMERS" : "FLASHINFER";
 }
 
+/// Now and then a large head, or values of fewer elements.
+void draw_sizes(Dice& dice, AttentionConfig& config) {
+  if (dice.percent(4)) config.head_size = 8 * dice.between(33, 64);
+  if (dice.percent(12)) config.head_size_v = 8 * dice.between(1, std::max(config.head_size / 8, 1));
+}
+
 void draw_plan(Dice& dice, Recipe& recipe) {
   PlanOptions& plan = recipe.plan;
   if (dice.percent(40)) recipe.batch.num_splits = dice.between(1, 8);
@@ -255,6 +261,8 @@ Recipe draw(const DrawOptions& options, std::uint64_t index) {
     Dice of_layer_lists(options.seed, 3, index / options.layer_calls);
     draw_list_options(of_layer_lists, recipe.config);
   }
+  Dice of_sizes(options.seed, 5, index / options.layer_calls);
+  if (recipe.order == CacheOrder::kPages) draw_sizes(of_sizes, recipe.config);
   draw_batch(of_batch, options.most_tokens, recipe);
   Dice of_lists(options.seed, 4, index);
   for (RequestShape& request : recipe.batch.requests) draw_lists(of_lists, recipe.config, request);

@@ -138,7 +138,8 @@ void normalise(Recipe& recipe) {
         config.*row.member = per_head_values(config.num_heads, row.legal.minus_infinity);
   });
   say_window_once(config);
-  if (!config.contiguous_kv() || recipe.order != CacheOrder::kPages) config.head_size_v = 0;
+  if (recipe.order != CacheOrder::kPages || config.head_size_v >= config.head_size)
+    config.head_size_v = 0;
   if (config.attn_type == AttentionType::kEncoder ||
       config.attn_type == AttentionType::kEncoderDecoder)
     config.attention_chunk_size = 0;

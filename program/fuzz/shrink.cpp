@@ -54,6 +54,7 @@ constexpr Change kChanges[] = {
     [](Recipe& r) { return !r.backend.empty() && (r.backend.clear(), true); },
     [](Recipe& r) { return r.layout && (r.layout.reset(), true); },
     [](Recipe& r) { return set(r.repeat, 1); },
+    [](Recipe& r) { return set(r.config.head_size_v, 0); },
     [](Recipe& r) { return set_group(r.config, 1, 1); },
     [](Recipe& r) { return set_group(r.config, 1, r.config.num_queries_per_kv()); },
     [](Recipe& r) { return set_group(r.config, r.config.num_kv_heads, 1); },

@@ -38,9 +38,10 @@ SyntheticPool::SyntheticPool(const Context& context, const Queue& queue,
     const TiledRandom given(config.dtype, static_cast<std::uint32_t>(own_seed),
                             query ? kQuerySize : kKeySize);
     const std::int64_t row = std::int64_t{query ? config.num_heads : config.num_kv_heads} *
-                             (query    ? config.head_size
-                              : rotary ? config.rope_dim
-                                       : config.output_head_size());
+                             (rotary                       ? config.rope_dim
+                              : name == PoolTensor::kValue ? config.output_head_size()
+                              : query || !config.use_mla   ? config.head_size
+                                                           : config.output_head_size());
     const double scale = is_quantized(cache) ? kPoolCacheScale : 1.0;
     tensors_.push_back(
         {row, query ? given : given.stored_as(cache, scale),

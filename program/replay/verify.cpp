@@ -133,17 +133,19 @@ oracle::AttentionCase Verifier::make_case(std::int32_t kv_head, std::int64_t que
   }
   call.key_cache.reserve(rows.size() * to_size(head_size));
   call.value_cache.reserve(rows.size() * to_size(head_size));
-  const std::int64_t latent = config.output_head_size();
+  const std::int64_t value_size = config.output_head_size();
   for (const std::int64_t row : rows) {
-    for (std::int64_t i = kv_head * head_size; i < (kv_head + 1) * head_size; ++i) {
+    for (std::int64_t d = 0; d < head_size; ++d) {
       if (config.use_mla) {  // a latent row and its rotary part, which are keys and values
-        call.key_cache.push_back(i < latent ? pool.stored(PoolTensor::kKey, row, i)
-                                            : pool.stored(PoolTensor::kValue, row, i - latent));
+        call.key_cache.push_back(d < value_size
+                                     ? pool.stored(PoolTensor::kKey, row, d)
+                                     : pool.stored(PoolTensor::kValue, row, d - value_size));
         call.value_cache.push_back(call.key_cache.back());
         continue;
       }
-      call.key_cache.push_back(pool.stored(PoolTensor::kKey, row, i));
-      call.value_cache.push_back(pool.stored(PoolTensor::kValue, row, i));
+      call.key_cache.push_back(pool.stored(PoolTensor::kKey, row, kv_head * head_size + d));
+      const std::int64_t at = kv_head * value_size + d;
+      call.value_cache.push_back(d < value_size ? pool.stored(PoolTensor::kValue, row, at) : 0);
     }
   }
   return call;

@@ -77,9 +77,7 @@ void run_attention(CaseFile& file, const RunOptions& options, CaseOutputs& outpu
   if (config.output_fp8) outputs.add("out_fp8", NpyArray{"|u1", out_shape, outcome.out_fp8});
   if (!config.contiguous_kv() && file.has_array("key")) {
     if (outcome.cache.key.empty()) outcome.cache = call.cache;
-    add_caches(outputs, config.cache_dtype(),
-               {call.num_blocks, config.block_size, config.num_kv_heads, config.head_size},
-               outcome.cache);
+    add_caches(outputs, config, call.num_blocks, outcome.cache);
   }
   outputs.add("info", info(*context, call, outcome));
   if (options.verify) verify_outcome(call, outcome, outputs);

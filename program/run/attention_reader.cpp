@@ -146,9 +146,8 @@ void read_tensors(const CaseFile& file, AttentionCall& call) {
   if (!config.contiguous_kv()) read_stored_slots(file, call);
   read_keys(file, call);
   if (!config.contiguous_kv()) {
-    Extents pages = {-1, config.block_size, config.num_kv_heads, config.head_size};
-    call.cache = read_caches(file, config.cache_dtype(), pages);
-    call.num_blocks = pages[0];
+    call.num_blocks = -1;
+    call.cache = read_caches(file, config, call.num_blocks);
   }
   if (config.custom_mask) {
     call.custom_mask = file.array("custom_mask", "|u1", {tokens, call.max_seq_len()}).data;

@@ -65,15 +65,33 @@ DType read_cache_dtype(CaseFile& file, const NpyArray& array, std::string_view n
   return is_quantized(seen) ? seen : read_dtype(file, array, name);
 }
 
-LogicalCache read_caches(const CaseFile& file, DType dtype, Extents& shape) {
-  NpyArray keys = file.array("key_cache", descr_of(dtype), shape);
-  shape = keys.shape;
-  return {std::move(keys.data), file.array("value_cache", descr_of(dtype), shape).data};
+namespace {
+
+/// The extents of a cache's keys, or of its values.
+Extents plane_shape(const AttentionConfig& config, std::int64_t num_blocks, std::int32_t width) {
+  return {num_blocks, config.block_size, config.num_kv_heads, width};
 }
 
-void add_caches(CaseOutputs& outputs, DType dtype, const Extents& shape, LogicalCache cache) {
-  outputs.add_elements("key_cache_out", dtype, shape, std::move(cache.key));
-  outputs.add_elements("value_cache_out", dtype, shape, std::move(cache.value));
+}  // namespace
+
+LogicalCache read_caches(const CaseFile& file, const AttentionConfig& config,
+                         std::int64_t& num_blocks) {
+  const auto read = [&](const char* name, std::int32_t width) {
+    return file.array(name, descr_of(config.cache_dtype()), plane_shape(config, num_blocks, width));
+  };
+  NpyArray keys = read("key_cache", config.head_size);
+  num_blocks = keys.shape[0];
+  return {std::move(keys.data), read("value_cache", value_width(config)).data};
+}
+
+void add_caches(CaseOutputs& outputs, const AttentionConfig& config, std::int64_t num_blocks,
+                LogicalCache cache) {
+  const auto add = [&](const char* name, std::int32_t width, std::vector<std::byte>& elements) {
+    outputs.add_elements(name, config.cache_dtype(), plane_shape(config, num_blocks, width),
+                         std::move(elements));
+  };
+  add("key_cache_out", config.head_size, cache.key);
+  add("value_cache_out", value_width(config), cache.value);
 }
 
 nlohmann::json device_info(std::string_view op, const Context& context, const Event& event) {
@@ -92,7 +110,7 @@ Extents any_cache() {
 /// What cases over caches of K and V have in common.
 struct CacheCase {
   AttentionConfig config;
-  Extents shape;  // of the caches
+  std::int64_t num_blocks = 0;
   LogicalCache cache;
   std::string backend;
   std::optional<KVCacheLayout> layout;
@@ -106,13 +124,18 @@ void require_extents(CaseFile& file, const Extents& shape) {
   require_extent(file, "head_size", kHeadSize, shape[3]);
 }
 
-/// Everything of a CacheCase but its types, which are there, and its caches.
+/// Everything of a CacheCase but its types, which are there, and its caches, whose keys have this
+/// shape.
 void read_place(CaseFile& file, const RunOptions& options, const Extents& shape, CacheCase& given) {
   require_extents(file, shape);
-  given.shape = shape;
+  given.num_blocks = shape[0];
   given.config.block_size = static_cast<std::int32_t>(shape[1]);
   given.config.num_kv_heads = given.config.num_heads = static_cast<std::int32_t>(shape[2]);
   given.config.head_size = static_cast<std::int32_t>(shape[3]);
+  const std::int64_t value = file.array("value_cache", "", any_cache()).shape[3];
+  throw_invalid_if(value > shape[3], "value_cache.npy: {} elements a head; expected at most {}",
+                   value, shape[3]);
+  if (value != shape[3]) given.config.head_size_v = static_cast<std::int32_t>(value);
   given.backend = read_backend(file, options);
   given.layout = read_layout(file, &given.packed);
   if (given.packed) require_no_backend(given.backend);
@@ -141,10 +164,12 @@ WriteCase read_write(CaseFile& file, const RunOptions& options) {
   given.scales = read_scales(file, config.cache_dtype(), config.num_kv_heads);
   file.refuse_unknown_keys();
 
-  const Extents key_shape = {key.shape[0], shape[2], shape[3]};
-  given.key = file.array("key", descr_of(config.dtype), key_shape).data;
-  given.value = file.array("value", descr_of(config.dtype), key_shape).data;
-  given.cache = read_caches(file, config.cache_dtype(), given.shape);
+  const auto read = [&](const char* name, std::int64_t width) {
+    return file.array(name, descr_of(config.dtype), {key.shape[0], shape[2], width}).data;
+  };
+  given.key = read("key", config.head_size);
+  given.value = read("value", value_width(config));
+  given.cache = read_caches(file, config, given.num_blocks);
   given.slots = read_slots(file, key.shape[0], shape[0] * shape[1]);
   return given;
 }
@@ -159,7 +184,7 @@ LogicalCache write(const OnDevice& on, const WriteCase& given, nlohmann::json& i
               config.dtype, cache, slots.handle(), 0, std::ssize(given.slots), &event);
   };
   if (given.packed) {
-    const PackedMemory memory(*on.context, on.queue, config, given.shape[0], given.cache,
+    const PackedMemory memory(*on.context, on.queue, config, given.num_blocks, given.cache,
                               given.scales);
     store(reshape_and_cache, memory.cache);
     LogicalCache stored = memory.download(on.queue, config, given.cache.key.size());
@@ -170,10 +195,10 @@ LogicalCache write(const OnDevice& on, const WriteCase& given, nlohmann::json& i
   const AttentionBackend& backend =
       *get_attn_backend(config, &on.context->capabilities(), given.backend);
   const KVCacheLayout layout = layout_of(*on.context, backend, given);
-  KVCache cache = make_cache(*on.context, backend, layout, spec_of(config), given.shape[0]);
+  KVCache cache = make_cache(*on.context, backend, layout, spec_of(config), given.num_blocks);
   set_scales(*on.context, on.queue, given.scales, cache);
   LogicalCache stored = given.cache;
-  if (given.shape[0] > 0) {
+  if (given.num_blocks > 0) {
     upload_cache(on.queue, cache, given.cache);
     store(reshape_and_cache_flash, cache);
     stored = download_cache(on.queue, cache);
@@ -191,7 +216,7 @@ CacheCase read_cache_case(CaseFile& file, const RunOptions& options) {
   given.config.kv_cache_dtype = read_cache_dtype(file, key, "key_cache");
   read_place(file, options, key.shape, given);
   file.refuse_unknown_keys();
-  given.cache = read_caches(file, given.config.cache_dtype(), given.shape);
+  given.cache = read_caches(file, given.config, given.num_blocks);
   return given;
 }
 
@@ -201,8 +226,8 @@ LogicalCache changed(const OnDevice& on, const CacheCase& given, const Change& c
   const AttentionConfig& config = given.config;
   const AttentionBackend& backend = backend_named(given.backend);
   const KVCacheLayout layout = layout_of(*on.context, backend, given);
-  KVCache cache = make_cache(*on.context, backend, layout, spec_of(config), given.shape[0]);
-  cache.num_blocks = given.shape[0];
+  KVCache cache = make_cache(*on.context, backend, layout, spec_of(config), given.num_blocks);
+  cache.num_blocks = given.num_blocks;
   upload_cache(on.queue, cache, given.cache);
   change(std::span<const KVCache>(&cache, 1));
   return download_cache(on.queue, cache);
@@ -211,7 +236,8 @@ LogicalCache changed(const OnDevice& on, const CacheCase& given, const Change& c
 LogicalCache copy(const OnDevice& on, const CacheCase& given, const std::vector<BlockPair>& mapping,
                   Event& event) {
   if (given.packed) {
-    const PackedMemory memory(*on.context, on.queue, given.config, given.shape[0], given.cache, {});
+    const PackedMemory memory(*on.context, on.queue, given.config, given.num_blocks, given.cache,
+                              {});
     copy_blocks(*on.context, on.queue, std::span<const PackedKVCache>(&memory.cache, 1), mapping,
                 &event);
     return memory.download(on.queue, given.config, given.cache.key.size());
@@ -227,7 +253,7 @@ void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutput
   const WriteCase given = read_write(file, options);
   const OnDevice on{Context::create(options.device)};
   nlohmann::json info;
-  add_caches(outputs, given.config.cache_dtype(), given.shape, write(on, given, info));
+  add_caches(outputs, given.config, given.num_blocks, write(on, given, info));
   outputs.add("info", info);
 }
 
@@ -236,7 +262,7 @@ void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& out
   const std::vector<BlockPair> mapping = read_mapping(file);
   const OnDevice on{Context::create(options.device)};
   Event event;
-  add_caches(outputs, given.config.cache_dtype(), given.shape, copy(on, given, mapping, event));
+  add_caches(outputs, given.config, given.num_blocks, copy(on, given, mapping, event));
   outputs.add("info", device_info("copy_blocks", *on.context, event));
 }
 
@@ -246,7 +272,7 @@ void run_move_tokens(CaseFile& file, const RunOptions& options, CaseOutputs& out
   const MovedSlots moves = read_moves(file);
   const OnDevice on{Context::create(options.device)};
   Event event;
-  add_caches(outputs, given.config.cache_dtype(), given.shape,
+  add_caches(outputs, given.config, given.num_blocks,
              changed(on, given, [&](std::span<const KVCache> caches) {
                move_tokens(*on.context, on.queue, caches, moves.view(), &event);
              }));

@@ -66,10 +66,12 @@ MovedSlots read_moves(const CaseFile& file);
 std::vector<BlockPair> read_mapping(const CaseFile& file);
 /// The element type of a cache: as stated in the case, else as its array's dtype implies.
 DType read_cache_dtype(CaseFile& file, const NpyArray& array, std::string_view name);
-/// Reads key_cache.npy and value_cache.npy. An extent of -1 in `shape` allows any, and becomes that
-/// of the file.
-LogicalCache read_caches(const CaseFile& file, DType dtype, Extents& shape);
-void add_caches(CaseOutputs& outputs, DType dtype, const Extents& shape, LogicalCache cache);
+/// Reads key_cache.npy and value_cache.npy of a layer's pages. -1 blocks allow any number, and
+/// become that of the file.
+LogicalCache read_caches(const CaseFile& file, const AttentionConfig& config,
+                         std::int64_t& num_blocks);
+void add_caches(CaseOutputs& outputs, const AttentionConfig& config, std::int64_t num_blocks,
+                LogicalCache cache);
 /// What ran where, for info.json.
 nlohmann::json device_info(std::string_view op, const Context& context, const Event& event);
 /// The same of attention, through a backend.

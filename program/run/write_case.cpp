@@ -81,7 +81,6 @@ void add_tensors(CaseOutputs& files, const AttentionCall& call) {
   const AttentionConfig& config = call.config;
   const std::int64_t tokens = call.num_tokens();
   const Extents rows = {tokens, config.num_kv_heads, config.head_size};
-  const Extents pages = {call.num_blocks, config.block_size, config.num_kv_heads, config.head_size};
   files.add_elements("query", config.dtype, {tokens, config.num_heads, config.head_size},
                      call.query);
   if (!call.key.empty() || config.contiguous_kv()) {
@@ -91,7 +90,9 @@ void add_tensors(CaseOutputs& files, const AttentionCall& call) {
   }
   if (!config.contiguous_kv()) {
     if (!call.key.empty()) files.add_values("slot_mapping", call.slot_mapping);
+    Extents pages = {call.num_blocks, config.block_size, config.num_kv_heads, config.head_size};
     files.add_elements("key_cache", config.cache_dtype(), pages, call.cache.key);
+    pages[3] = value_width(config);
     files.add_elements("value_cache", config.cache_dtype(), pages, call.cache.value);
   }
   for_each_field([&]<typename Value>(const ConfigField<Value>& row) {

@@ -285,12 +285,13 @@ def paged_attention(
     """The same over the pages of a cache, a KVCache or a pair of arrays (keys, values).
 
     The arrays are two views of one allocation, [num_blocks, block_size, num_kv_heads, head_size]
-    with any strides, as KVCache.share takes them. block_table: rows of page ids, [sequences,
+    with any strides, as KVCache.share takes them; values may have fewer elements than keys, if each
+    follows its key. block_table: rows of page ids, [sequences,
     columns], or, with page_start_loc [sequences + 1], a list in which sequence s has the pages
     block_table[page_start_loc[s]:page_start_loc[s + 1]]. seq_lens [sequences]: tokens in the
     cache, this call's included. query_start_loc may be left out where each sequence has as many
-    tokens as the others. key and value, [tokens, num_kv_heads, head_size], are stored first if
-    given. The rest is as in attention(); a cache of latent rows needs use_mla=True.
+    tokens as the others. key and value, [tokens, num_kv_heads, head_size or head_size_v], are
+    stored first if given. The rest is as in attention(); a cache of latent rows needs use_mla=True.
     """
     call = _Call(q, options)
     where = open_device(device, queue)
@@ -300,6 +301,8 @@ def paged_attention(
         dtype = _dtype(keys) or options.get("kv_cache_dtype") or options.get("dtype", "f16")
         cache = _clattn.KVCache.share(where[0], keys, values, dtype)
     call.option("num_kv_heads", cache.num_kv_heads, "the cache")
+    if cache.head_size_v != cache.head_size:
+        call.option("head_size_v", cache.head_size_v, "the cache")
     call.option("block_size", cache.block_size, "the cache")
     if query_start_loc is None:
         sequences = len(seq_lens)

@@ -287,6 +287,16 @@ def test_a_pair_of_arrays_keeps_what_is_stored(rows):
     assert not pages[:, :3].any()
 
 
+def test_values_of_fewer_elements_follow_their_keys(rows):
+    pages = np.zeros((4, 16, 2, 32 + 24), np.float32)
+    cache = pages[..., :32], pages[..., 32:]
+    q, k, v = rows(5, 4), rows(5, 2), rows(5, 2, 24)
+    out = clattn.paged_attention(q, cache, [[3]], [5], key=k, value=v)
+    np.testing.assert_allclose(out, clattn.attention(q, k, v), rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(pages[3, :5], np.concatenate([k, v], axis=-1))
+    assert not pages[:3].any()
+
+
 def test_clearing_changes_nothing(rows):
     q = rows(6, 4)
     before = clattn.attention(q, q, q)

@@ -57,7 +57,7 @@ void check_member(const Attention& layer, const Attention& first, const KVCacheS
                             (spec.page_size_padded == 0 && spec.block_size % own.block_size == 0);
   throw_invalid_if(
       !whole_blocks || own.num_kv_heads != spec.num_kv_heads || own.head_size != spec.head_size ||
-          own.dtype != spec.dtype,
+          own.value_size() != spec.value_size() || own.dtype != spec.dtype,
       "KVCacheConfig: layer '{}' keeps {} tokens x {} heads x {} of {}, legal: its group's {} x "
       "{} x {} of {}",
       layer.layer_name(), own.block_size, own.num_kv_heads, own.head_size, to_string(own.dtype),
@@ -223,10 +223,9 @@ void require_pages_in_one_piece(const KVCacheTensor& tensor, const StatesByLayer
   for (const std::string& name : tensor.shared_by) {
     if (!caches.contains(name)) continue;
     const KVCache& cache = caches.at(name);
-    const std::int64_t values =
-        std::int64_t{cache.block_size} * cache.num_kv_heads * cache.head_size;
     const bool latent = cache.k_offset == cache.v_offset;
-    throw_invalid_if(cache.block_stride < (latent ? values : 2 * values),
+    const std::int64_t elements = std::int64_t{cache.head_size} + (latent ? 0 : cache.value_size());
+    throw_invalid_if(cache.block_stride < cache.block_size * cache.num_kv_heads * elements,
                      "KVCacheConfig: layer '{}' shares a tensor with states, but keeps all keys in "
                      "front of all values; legal: a spec with page_size_padded",
                      name);

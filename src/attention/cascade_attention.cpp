@@ -90,7 +90,7 @@ MultiLevelCascadeAttentionWrapper::MultiLevelCascadeAttentionWrapper(
   const std::size_t rows =
       detail::checked_mul(to_size(limits_.max_num_batched_tokens), to_size(config.num_heads),
                           "rows of a level's output");
-  level_output_ = context->allocate(detail::checked_mul(rows * to_size(config.head_size),
+  level_output_ = context->allocate(detail::checked_mul(rows * to_size(config.output_head_size()),
                                                         element_size_bytes(config.dtype),
                                                         "bytes of a level's output"));
   level_lse_ = context->allocate(rows * sizeof(float));
@@ -175,7 +175,7 @@ void MultiLevelCascadeAttentionWrapper::merge_level(cl_command_queue queue,
   detail::enqueue_merge(*merge_, queue,
                         {.num_tokens = num_tokens,
                          .num_heads = config_.num_heads,
-                         .head_size = config_.head_size,
+                         .head_size = config_.output_head_size(),
                          .dtype = config_.dtype},
                         so_far, so_far, {{level_output_.handle()}, {level_lse_.handle()}}, wanted);
   if (launches == nullptr) return;

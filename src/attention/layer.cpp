@@ -48,8 +48,9 @@ void check_options(const AttentionOptions& options, const AttentionConfig& confi
 
 bool same_cache(const AttentionConfig& a, const AttentionConfig& b) {
   return a.num_kv_heads == b.num_kv_heads && a.head_size == b.head_size &&
-         a.block_size == b.block_size && a.cache_dtype() == b.cache_dtype() &&
-         a.use_mla == b.use_mla && (!a.use_mla || a.rope_dim == b.rope_dim);
+         a.output_head_size() == b.output_head_size() && a.block_size == b.block_size &&
+         a.cache_dtype() == b.cache_dtype() && a.use_mla == b.use_mla &&
+         (!a.use_mla || a.rope_dim == b.rope_dim);
 }
 
 /// Zeroes the output's rows of no token. Which they are differs from replay to replay: a recorded

@@ -31,7 +31,8 @@ std::array<ScaledTensor, 3> tensors_of(const CapturedScales& call) {
   const std::int64_t query_row = std::int64_t{config.num_heads} * config.head_size;
   const std::int64_t kv_row = std::int64_t{config.num_kv_heads} * config.head_size;
   const std::int64_t key_row = latent ? config.output_head_size() : kv_row;
-  const std::int64_t value_row = latent ? config.rope_dim : kv_row;
+  const std::int64_t value_row =
+      latent ? config.rope_dim : std::int64_t{config.num_kv_heads} * config.output_head_size();
   return {{{"key", call.key, {call.num_keys, key_row, config.dtype}, 0},
            {"value", call.value, {call.num_keys, value_row, config.dtype}, latent ? 0 : 1},
            {"query", call.query, {call.num_tokens, query_row, config.dtype}, 2}}};

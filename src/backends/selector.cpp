@@ -32,9 +32,10 @@ constexpr std::string_view kDenseNames[] = {
     "XFORMERS_VLLM_V1", "vllm.v1.attention.backends.xformers.XFormersAttentionBackend"};
 // Those with _VLLM_V1 behind are the same.
 constexpr std::string_view kLikePaged[] = {
-    "FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "TREE_ATTN",
-    "TORCH_SDPA", "HPC_ATTN",    "B12X",           "CPU_ATTN",
-    "ROCM_FLASH", "ROCM_ATTN",   "ROCM_AITER_FA",  "ROCM_AITER_UNIFIED_ATTN"};
+    "FLASH_ATTN",         "TRITON_ATTN",      "FLEX_ATTENTION", "TREE_ATTN",
+    "TORCH_SDPA",         "HPC_ATTN",         "B12X",           "CPU_ATTN",
+    "ROCM_FLASH",         "ROCM_ATTN",        "ROCM_AITER_FA",  "ROCM_AITER_UNIFIED_ATTN",
+    "TRITON_ATTN_DIFFKV", "FLASH_ATTN_DIFFKV"};
 constexpr std::string_view kLikeLatent[] = {"FLASHINFER_MLA", "FLASH_ATTN_MLA", "FLASHMLA",
                                             "TRITON_MLA",     "CUTLASS_MLA",    "CPU_MLA",
                                             "AMX_MLA",        "TOKENSPEED_MLA", "ROCM_AITER_MLA"};
@@ -47,7 +48,6 @@ constexpr VllmNames kVllmNames[] = {{kPaged, true, kPagedNames},
 constexpr std::pair<std::string_view, std::string_view> kNotComputed[] = {
     {"SPARSE", "attention to a choice of keys"},
     {"_MSA", "attention to a choice of keys"},
-    {"DIFFKV", "attention over pages with values of another size than keys"},
     {"DUAL_CHUNK", "dual chunk attention"},
     {"TURBOQUANT", "attention over TurboQuant caches"}};
 

@@ -51,13 +51,18 @@ KVCache strided_cache(const AttentionConfig& config, const Buffer& memory,
   cache.block_size = config.block_size;
   cache.num_kv_heads = config.num_kv_heads;
   cache.head_size = config.head_size;
+  cache.head_size_v = config.output_head_size();
   cache.k_offset = at.k_offset;
   cache.v_offset = at.v_offset;
   cache.block_stride = at.block_stride;
   cache.token_stride = at.token_stride;
   cache.head_stride = at.head_stride;
-  // Of two tensors of pages, one after the other.
+  // Of two tensors of pages, one after the other, or of one whose rows are key and value.
   cache.shape = {2, at.num_blocks, config.block_size, config.num_kv_heads, config.head_size};
+  if (cache.value_size() != cache.head_size) {
+    cache.shape.front() = 1;
+    cache.shape.back() += cache.value_size();
+  }
   cache.strides = {at.v_offset - at.k_offset, at.block_stride, at.token_stride, at.head_stride, 1};
   return cache;
 }
@@ -139,7 +144,9 @@ ClattnResult clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info) 
                            .v_offset = of.v_offset,
                            .block_stride = of.block_stride,
                            .token_stride = of.token_stride,
-                           .head_stride = of.head_stride};
+                           .head_stride = of.head_stride,
+                           .head_size_v = of.value_size(),
+                           .reserved = 0};
     std::ranges::copy(of.shape, values.shape);
     std::ranges::copy(of.strides, values.strides);
     fill(info, "info", values);

@@ -350,9 +350,11 @@ AddResults capture_attention(const CapturedAttention& call) {
 AddResults capture_cache_write(const CapturedCacheWrite& call) {
   NewCase made(call.queue, "reshape_and_cache");
   CaseCache cache = case_cache(call.cache);
-  const std::vector<std::int64_t> shape = {call.slots.num_tokens, cache.shape[2], cache.shape[3]};
-  made.add_tensor("key", call.key, call.dtype, shape);
-  made.add_tensor("value", call.value, call.dtype, shape);
+  const auto add = [&](std::string_view name, const TensorRef& rows, const CaseCache::Plane& of) {
+    made.add_tensor(name, rows, call.dtype, {call.slots.num_tokens, cache.shape[2], of.width});
+  };
+  add("key", call.key, cache.planes.front());
+  add("value", call.value, cache.planes.back());
   return commit_write(made, call.slots, call.dtype, std::move(cache));
 }
 

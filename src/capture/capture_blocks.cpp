@@ -89,7 +89,7 @@ void capture_calc_kv_scales(const CapturedScales& call) {
   NewCase made(call.queue, "calc_kv_scales");
   const std::int64_t rows = call.num_keys, heads = config.num_kv_heads;
   const std::int64_t k_width = config.use_mla ? config.output_head_size() : config.head_size;
-  const std::int64_t v_width = config.use_mla ? config.rope_dim : config.head_size;
+  const std::int64_t v_width = config.use_mla ? config.rope_dim : config.output_head_size();
   made.add_tensor("key", call.key, config.dtype, {rows, heads, k_width});
   made.add_tensor("value", call.value, config.dtype, {rows, heads, v_width});
   made.add_tensor("query", call.query, config.dtype,

@@ -64,15 +64,17 @@ npy::NpyArray read_plane(const Queue& queue, const CaseCache& cache, const CaseC
     return to_size(plane.element_at(page, token, head, dim)) * element;
   };
   std::vector<std::size_t> places;  // in logical order, from a page's first element on
-  const std::int64_t heads = cache.shape.size() == 4 ? cache.shape[2] : 1;
+  const std::int64_t heads = cache.shape.size() == 3 ? cache.shape[2] : 1;
   for (std::int64_t token = 0; token < cache.shape[1]; ++token) {
     for (std::int64_t head = 0; head < heads; ++head) {
-      for (std::int64_t dim = 0; dim < cache.shape.back(); ++dim)
+      for (std::int64_t dim = 0; dim < plane.width; ++dim)
         places.push_back(at(0, token, head, dim) - at(0, 0, 0, 0));
     }
   }
   const std::size_t span = std::ranges::max(places) + element;
-  npy::NpyArray array = zeros(cache.dtype, cache.shape);
+  std::vector<std::int64_t> shape = cache.shape;
+  shape.push_back(plane.width);
+  npy::NpyArray array = zeros(cache.dtype, std::move(shape));
   for (const std::int32_t page : pages) {
     const std::vector<std::byte> stored = read(queue, plane.memory, at(page, 0, 0, 0), span);
     std::byte* to = array.data.data() + to_size(page) * places.size() * element;
@@ -96,9 +98,11 @@ template <typename Cache>
 CaseCache of_planes(const Cache& cache, cl_mem key, cl_mem value, std::string_view layout) {
   return {.dtype = cache.dtype,
           .layout = layout,
-          .shape = {cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_size},
-          .planes = {{"key_cache", "k_scale", key, std::bind_front(&Cache::key_at, &cache)},
-                     {"value_cache", "v_scale", value, std::bind_front(&Cache::value_at, &cache)}},
+          .shape = {cache.num_blocks, cache.block_size, cache.num_kv_heads},
+          .planes = {{"key_cache", "k_scale", key, std::bind_front(&Cache::key_at, &cache),
+                      cache.head_size},
+                     {"value_cache", "v_scale", value, std::bind_front(&Cache::value_at, &cache),
+                      cache.head_size}},
           .scales = cache.scales.handle(),
           .per_head = cache.scales_per_head};
 }
@@ -108,6 +112,7 @@ CaseCache described(const KVCache& cache) {
   const bool hnd = cache.head_stride > cache.token_stride;
   CaseCache result =
       of_planes(cache, memory, memory, to_string(hnd ? KVCacheLayout::kHND : KVCacheLayout::kNHD));
+  result.planes.back().width = cache.value_size();
   if (cache.scales && cache.scales_query)
     result.query_scale_at = 2 * to_size(cache.scales_per_head ? cache.num_kv_heads : 1);
   return result;
@@ -125,8 +130,8 @@ CaseCache described(const MLACache& cache) {
                               std::int64_t dim) { return (block * tokens + token) * width + dim; };
   return {.dtype = cache.dtype,
           .layout = {},
-          .shape = {cache.num_blocks, tokens, width},
-          .planes = {{"kv_cache", "k_scale", cache.buffer.handle(), element_at}},
+          .shape = {cache.num_blocks, tokens},
+          .planes = {{"kv_cache", "k_scale", cache.buffer.handle(), element_at, width}},
           .scales = cache.scale.handle()};
 }
 

@@ -145,11 +145,12 @@ struct CaseCache {
     std::function<std::int64_t(std::int64_t block, std::int64_t token, std::int64_t head,
                                std::int64_t dim)>
         element_at;
+    std::int64_t width;  ///< elements of a row
   };
 
   DType dtype;
   std::string_view layout;          ///< its order in memory; empty: there is only one
-  std::vector<std::int64_t> shape;  ///< of each plane: blocks, tokens, heads (or none), elements
+  std::vector<std::int64_t> shape;  ///< of planes: blocks, tokens, heads (or none)
   std::vector<Plane> planes;
   cl_mem scales = nullptr;  ///< of one plane after the other; null: 1
   bool per_head = false;    ///< each plane has a scale for each head, not one

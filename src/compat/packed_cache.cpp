@@ -65,6 +65,9 @@ PackedKVCache split_kv_cache(const Buffer& raw, const KVCacheSpec& spec) {
   detail::throw_unsupported_if(spec.page_size_padded != 0,
                                "KV cache: page_size_padded is {}, supported: 0 (x-packed pages)",
                                spec.page_size_padded);
+  detail::throw_unsupported_if(spec.value_size() != spec.head_size,
+                               "KV cache: head_size_v is {}, supported: 0 or {} (x-packed pages)",
+                               spec.head_size_v, spec.head_size);
   PackedKVCache cache;
   cache.num_blocks = detail::whole_pages(raw, spec);
   const auto x = static_cast<std::int32_t>(16 / element_size_bytes(spec.dtype));

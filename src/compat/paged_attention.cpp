@@ -114,7 +114,7 @@ bool use_paged_attention_v1(std::int32_t max_seq_len, std::int32_t num_seqs,
 std::vector<std::string> validate_paged_attention(const AttentionConfig& config,
                                                   const DeviceCapabilities* capabilities) {
   std::vector<std::string> reasons;
-  detail::append_head_size_reason(config.head_size, reasons);
+  detail::append_head_size_reason(config.head_size, reasons, detail::kMaxPackedHeadSize);
   detail::append_common_reasons(config, nullptr, reasons);
   for (const std::string& option : fields_not_taken(config, field::kPacked))
     reasons.push_back(fmt::format("{} not supported", option));

@@ -72,15 +72,16 @@ class XFormersBackend final : public DescribedBackend {
   /// vLLM's words; FLASHINFER stands where they name FLEX_ATTENTION.
   static void append_own_head_size_reason(std::int32_t head_size,
                                           std::vector<std::string>& reasons) {
-    if (takes_head_size(head_size) && head_size >= 32) return;
+    constexpr std::int32_t kMost = 256;
+    if (takes_head_size(head_size, kMost) && head_size >= 32) return;
     std::vector<std::int32_t> supported;
-    for (std::int32_t size = 32; takes_head_size(size); size += 8) supported.push_back(size);
+    for (std::int32_t size = 32; size <= kMost; size += 8) supported.push_back(size);
     reasons.push_back(fmt::format(
         "Head size {} is not supported by XFormersAttention. Supported head sizes are: [{}].{}",
         head_size, fmt::join(supported, ", "),
         takes_head_size(head_size)
             ? " Set CLATTN_BACKEND=FLASHINFER to use a backend which supports "
-              "8 … 256 in steps of 8."
+              "8 … 512 in steps of 8."
             : ""));
   }
 

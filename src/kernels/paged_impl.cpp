@@ -118,7 +118,7 @@ class PagedAttentionImpl final : public AttentionImpl {
     if (paged) check_layer_cache(cache, shape);
     const PagedStepView& step = step_of(metadata, queue);
     const std::int64_t tokens = num_rows(step, queue);
-    KeyRows keys{0, shape.kv_row(), paged ? shape.kv_row() : shape.value_row()};
+    KeyRows keys{0, shape.kv_row(), shape.value_row()};
     if (paged) {
       check_block_ids(step.block_ids, cache.num_blocks);
     } else {
@@ -176,6 +176,7 @@ class PagedAttentionImpl final : public AttentionImpl {
     cache.block_size = shape.block_size;
     cache.num_kv_heads = shape.num_kv_heads;
     cache.head_size = shape.head_size;
+    cache.head_size_v = shape.value_size();
     cache.head_stride = shape.head_size;
     cache.token_stride = shape.kv_row();
     cache.block_stride = shape.block_size * cache.token_stride;

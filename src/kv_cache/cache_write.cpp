@@ -1,6 +1,9 @@
 
 #include "kernels/launch/cache_write.hpp"
+#include <type_traits>
+
 #include "base/checked.hpp"
+#include "kernels/choose/config_reasons.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "kv_cache/planes.hpp"
@@ -19,7 +22,7 @@ bool is_known(DType dtype) {
 }
 
 template <typename Cache>
-KernelShape write_shape(const Cache& cache, DType dtype) {
+KernelShape write_shape(const Cache& cache, DType dtype, std::int32_t most_head) {
   constexpr std::string_view kInputType =
       "Unsupported input type of kv cache: {}; legal: f32, f16, bf16";
   throw_invalid_if(!is_known(cache.dtype),
@@ -31,9 +34,11 @@ KernelShape write_shape(const Cache& cache, DType dtype) {
   const std::int32_t heads = cache.num_kv_heads, head_size = cache.head_size;
   check_at_least("cache: num_kv_heads", heads, 1);
   check_at_least("cache: block_size", cache.block_size, 1);
-  throw_invalid_if(head_size < 8 || head_size > 256 || head_size % 8 != 0,
-                   "cache: head_size is {}, legal: 8 … 256 in steps of 8", head_size);
-  return {heads, heads, head_size, cache.block_size, dtype, cache.dtype, {}};
+  throw_invalid_if(!detail::takes_head_size(head_size, most_head),
+                   "cache: head_size is {}, legal: 8 … {} in steps of 8", head_size, most_head);
+  KernelShape shape{heads, heads, head_size, cache.block_size, dtype, cache.dtype, {}};
+  if constexpr (std::is_same_v<Cache, KVCache>) shape.head_size_v = cache.value_size();
+  return shape;
 }
 
 /// Which token goes where; what kind of call asks.
@@ -94,9 +99,10 @@ template <typename Cache>
 void detail::write_pages(const Context& context, cl_command_queue queue, const TensorRef& key,
                          const TensorRef& value, DType dtype, const Cache& cache,
                          const SlotSource& slots, Role role, Event* event) {
-  const KernelShape shape = write_shape(cache, dtype);
+  const bool packed = role == Role::kCacheWritePacked;
+  const KernelShape shape = write_shape(cache, dtype, packed ? kMaxPackedHeadSize : kMaxHeadSize);
   const auto x = static_cast<std::int32_t>(16 / element_size_bytes(cache.dtype));
-  throw_invalid_if(role == Role::kCacheWritePacked && cache.head_size % x != 0,
+  throw_invalid_if(packed && cache.head_size % x != 0,
                    "cache: head_size is {}, legal in an x-packed cache of {}: multiples of {}",
                    cache.head_size, to_string(cache.dtype), x);
   check_cache(cache);

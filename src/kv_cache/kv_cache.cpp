@@ -95,11 +95,11 @@ void check_tensors(const KVCacheConfig& config, const PageBytes& page_bytes,
 void require_plain_pages(const KVCacheSpec& spec) {
   throw_invalid_if(spec.kind == KVCacheKind::kMamba,
                    "KV cache: pages of states, legal: keys and values (view_state_pages)");
+  const std::int32_t value = spec.value_size();
   throw_unsupported_if(
-      spec.head_size_v != 0 && spec.head_size_v != spec.head_size,
-      "KV cache: head_size_v is {}, supported: head_size's {} (kernels read K and V rows of one "
-      "width)",
-      spec.head_size_v, spec.head_size);
+      value != spec.head_size && (value > spec.head_size || value % 8 != 0),
+      "KV cache: head_size_v is {}, supported: 8 … {} (head_size) in steps of 8, or 0", value,
+      spec.head_size);
   throw_unsupported_if(
       spec.kv_quant_mode != KVQuantMode::kNone,
       "KV cache: kv_quant_mode is kPerTokenHead, supported: kNone (kernels read factors per "
@@ -233,9 +233,16 @@ KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
                        backend.name());
   // Every backend's logical shape is {K/V, blocks in either order} followed by token, head, dim.
   const auto kv = to_size(backend.kv_dimension());
+  const bool narrow = spec.value_size() != spec.head_size;
+  if (narrow) {  // one row of a head's key and its value
+    cache.head_size_v = spec.head_size_v;
+    cache.shape.at(kv) = 1;
+    cache.shape.back() += spec.head_size_v;
+  }
   cache.strides =
       page_strides(spec, cache.shape, backend.get_kv_cache_stride_order(layout), 1 - kv);
-  if (!spec.use_mla) cache.v_offset = cache.strides.at(kv);  // of a latent row, V is the front
+  if (!spec.use_mla)  // of a latent row, V is the front
+    cache.v_offset = narrow ? spec.head_size : cache.strides.at(kv);
   cache.block_stride = cache.strides.at(1 - kv);
   cache.token_stride = cache.strides[2];
   cache.head_stride = cache.strides[3];

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/checked.hpp"
+#include "kernels/step/cache_checks.hpp"
 
 namespace clattn::detail {
 
@@ -120,13 +121,16 @@ std::int64_t copy_unit(const PlaneLayout& layout, std::span<const Plane> planes,
 
 CachePlanes planes_of(const KVCache& cache) {
   check_extents(cache);
-  const PlaneLayout layout = collapse(cache.num_blocks, bytes(cache.block_stride, cache.dtype),
-                                      bytes(cache.head_size, cache.dtype),
-                                      {cache.block_size, bytes(cache.token_stride, cache.dtype)},
-                                      {cache.num_kv_heads, bytes(cache.head_stride, cache.dtype)});
+  check_value_place(cache);
+  const bool one_row = cache.value_size() != cache.head_size;  // of a key and its value
+  const std::int64_t row = std::int64_t{cache.head_size} + (one_row ? cache.value_size() : 0);
+  const PlaneLayout layout =
+      collapse(cache.num_blocks, bytes(cache.block_stride, cache.dtype), bytes(row, cache.dtype),
+               {cache.block_size, bytes(cache.token_stride, cache.dtype)},
+               {cache.num_kv_heads, bytes(cache.head_stride, cache.dtype)});
   std::vector<Plane> planes = {{cache.buffer, bytes(cache.k_offset, cache.dtype)}};
   // Latent rows are K and V at once.
-  if (cache.v_offset != cache.k_offset) {
+  if (cache.v_offset != cache.k_offset && !one_row) {
     planes.push_back({cache.buffer, bytes(cache.v_offset, cache.dtype)});
   }
   return checked(layout, std::move(planes));

@@ -35,7 +35,7 @@ struct PlaneLayout {
   bool contiguous() const { return inner_count == 1 && outer_count == 1; }
 };
 
-/// What is copied with a block: K and V, or one latent plane.
+/// What is copied with a block: K and V, or one plane of latent rows or of keys with their values.
 struct CachePlanes {
   PlaneLayout layout;
   std::vector<Plane> planes;
@@ -79,7 +79,7 @@ struct SwapTrait {
 struct DeviceCache {
   CachePlanes planes;
   DType dtype = DType::kF16;
-  std::array<SwapTrait, 5> traits{};
+  std::array<SwapTrait, 6> traits{};
 };
 using HostImage = std::span<std::byte>;
 using SwapEnd = std::variant<DeviceCache, HostImage>;

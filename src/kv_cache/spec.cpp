@@ -20,11 +20,13 @@ constexpr std::array<std::string_view, 3> kModeNames = {"none", "align", "all"};
 }  // namespace
 
 KVCacheSpec detail::page_spec(const AttentionConfig& config) {
+  const bool narrow = !config.use_mla && config.head_size_v != config.head_size;
   return {.block_size = config.block_size,
           .num_kv_heads = config.num_kv_heads,
           .head_size = config.head_size,
           .dtype = config.cache_dtype(),
-          .use_mla = config.use_mla};
+          .use_mla = config.use_mla,
+          .head_size_v = narrow ? config.head_size_v : 0};
 }
 
 KVCacheSpec detail::whole_spec(KVCacheSpec spec) {
@@ -113,10 +115,6 @@ void check(const KVCacheSpec& spec) {
                    spec.head_size_v);
 }
 
-std::int64_t value_size(const KVCacheSpec& spec) {
-  return spec.head_size_v != 0 ? spec.head_size_v : spec.head_size;
-}
-
 /// Bytes of a page's K and V, or states, themselves.
 std::size_t unpadded_page_bytes(const KVCacheSpec& spec) {
   if (spec.kind == KVCacheKind::kMamba) {
@@ -125,7 +123,7 @@ std::size_t unpadded_page_bytes(const KVCacheSpec& spec) {
       all = checked_add(all, detail::state_bytes(state), "KVCacheSpec: page_size_bytes");
     return all;
   }
-  const auto elements = to_size(spec.head_size + (spec.use_mla ? 0 : value_size(spec)));
+  const auto elements = to_size(spec.head_size + (spec.use_mla ? 0 : spec.value_size()));
   std::size_t bytes = elements * element_size_bytes(spec.dtype);
   if (spec.kv_quant_mode == KVQuantMode::kPerTokenHead) {
     bytes += (spec.use_mla ? 1 : 2) * sizeof(float);
@@ -231,7 +229,7 @@ KVCacheSpec KVCacheSpec::merge(std::span<const KVCacheSpec> specs) {
   require_equal(specs, "head_size", &KVCacheSpec::head_size);
   require_equal(specs, "dtype", &KVCacheSpec::dtype);
   require_equal(specs, "use_mla", &KVCacheSpec::use_mla);
-  require_equal(specs, "head_size_v", value_size);
+  require_equal(specs, "head_size_v", &KVCacheSpec::value_size);
   require_equal(specs, "kv_quant_mode", &KVCacheSpec::kv_quant_mode);
   require_equal(specs, "page_size_padded", &KVCacheSpec::page_size_padded);
   require_equal(specs, "mamba_cache_mode", &KVCacheSpec::mamba_cache_mode);

@@ -45,6 +45,7 @@ struct DescribeCache {
                        {{{"block_size", cache.block_size},
                          {"num_kv_heads", cache.num_kv_heads},
                          {"head_size", cache.head_size},
+                         {"head_size_v", cache.value_size()},
                          {"token_stride", cache.block_size == 1 ? 0 : cache.token_stride},
                          {"head_stride", cache.num_kv_heads == 1 ? 0 : cache.head_stride}}}};
   }
@@ -232,7 +233,7 @@ void capture_swap(cl_command_queue queue, const Side& read, const Side& written,
                             .block_stride = read.block_stride,
                             .source_blocks = read.num_blocks,
                             .destination_blocks = written.num_blocks};
-  if (cache.planes.planes.size() == 1) {  // latent rows, of both their parts
+  if (cache.planes.planes.size() == 1) {  // rows of both their parts
     const auto element = static_cast<std::int64_t>(element_size_bytes(cache.dtype));
     call.block_shape = {traits[0].value, 1, cache.planes.layout.row / element / traits[0].value};
   }

@@ -42,13 +42,13 @@ static void test_zero(const Fixture* fixture) {
   ClattnLayerConfig config = layer_config();
   ClattnLayer* layer = NULL;
   config.attn_type = "encoder_decoder";
-  config.head_size_v = config.head_size / 2; /* only without pages */
+  config.head_size_v = config.head_size / 2;
   config.block_size = CLATTN_ZERO;
   EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
   clattn_layer_destroy(layer);
   config.block_size = 0;
-  EXPECT_UNSUPPORTED(clattn_layer_create(fixture->context, NULL, &config, &layer),
-                     "with a paged cache not supported");
+  EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer)); /* pages of 16 */
+  clattn_layer_destroy(layer);
   config.block_size = CLATTN_ZERO + 1;
   EXPECT_INVALID(clattn_layer_create(fixture->context, NULL, &config, &layer), "block_size is -9");
   config = layer_config();
@@ -60,13 +60,19 @@ static void test_zero(const Fixture* fixture) {
                      "window_left is 0, supported with a sliding_window");
 }
 
-/* Values of another size than keys are for layers without pages. */
+/* Values may have fewer elements than keys. */
 static void test_value_size(const Fixture* fixture) {
   ClattnLayerConfig config = layer_config();
   ClattnLayer* layer = NULL;
+  ClattnCacheInfo info = {.struct_size = sizeof info};
+  ClattnCache* cache = NULL;
   config.head_size_v = config.head_size / 2;
-  EXPECT_UNSUPPORTED(clattn_layer_create(fixture->context, NULL, &config, &layer),
-                     "with a paged cache not supported");
+  EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
+  EXPECT_OK(clattn_cache_create(layer, fixture->queue, 2, NULL, &cache));
+  EXPECT_OK(clattn_cache_info(cache, &info));
+  EXPECT(info.head_size_v == config.head_size / 2 && info.v_offset == config.head_size);
+  clattn_cache_destroy(cache);
+  clattn_layer_destroy(layer);
   config.attn_type = "encoder_only";
   EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
   clattn_layer_destroy(layer);

@@ -96,6 +96,8 @@ clattn::KVCache make_cache(const clattn::Context& context, const CaseSpec& spec,
                                  .num_kv_heads = c.num_kv_heads,
                                  .head_size = c.head_size,
                                  .dtype = c.cache_dtype()};
+  if (!c.contiguous_kv() && c.output_head_size() != c.head_size)
+    cache_spec.head_size_v = c.output_head_size();
   if (spec.page_padding > 0) {
     cache_spec.page_size_padded = cache_spec.page_size_bytes() + spec.page_padding;
   }

@@ -138,7 +138,7 @@ constexpr double kRiseQuery = 8;
 void fill_cache(const CaseSpec& spec, HostCase& host, CacheImage& image, Tensor& key,
                 Tensor& value) {
   const auto heads = spec.config.num_kv_heads;
-  const auto dims = spec.config.head_size;
+  const auto dims = spec.config.head_size, values = spec.config.output_head_size();
   for (std::size_t r = 0; r < spec.requests.size(); ++r) {
     const std::int64_t context = spec.requests[r].context_len;
     const double length = host.truth.seq_lens[r];
@@ -164,9 +164,8 @@ void fill_cache(const CaseSpec& spec, HostCase& host, CacheImage& image, Tensor&
           }
           if (unseen) k = v = std::numeric_limits<double>::quiet_NaN();
           if (written) {
-            const std::size_t at = index((row * heads + h) * dims + d);
-            k = key.set(at, k);
-            v = value.set(at, v);
+            k = key.set(index((row * heads + h) * dims + d), k);
+            if (d < values) v = value.set(index((row * heads + h) * values + d), v);
           }
           image.put(r, p, h, d, k, v, !written);
         }

@@ -51,7 +51,8 @@ class Tensor {
   std::vector<std::byte> bytes_;
 };
 
-/// Elements from token to token and from head to head of contiguous values of their own size.
+/// Elements from token to token and from head to head of contiguous values, of their own size
+/// maybe.
 struct ValueStrides {
   std::int64_t token = 0, head = 0;
 };
@@ -105,7 +106,8 @@ class CacheImage {
       host_.truth.value_cache[index(logical)] = 0;
       return;
     }
-    const bool apart = spec_.config.output_head_size() != cache_.head_size;
+    const bool apart =
+        spec_.config.contiguous_kv() && spec_.config.output_head_size() != cache_.head_size;
     const ValueStrides strides = value_strides(spec_.config, cache_);
     const std::int64_t value_at = apart ? page * strides.token + head * strides.head + dim : row_at;
     place(index(cache_.v_offset + value_at), value, cache_scale(spec_, true, head), on_device,

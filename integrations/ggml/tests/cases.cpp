@@ -141,7 +141,7 @@ std::vector<Case> masks() {
        .mask = causal(9, 512),
        .computed = false},
       {.name = "heads of 36", .head_size = 36, .mask = causal(1, 512), .computed = false},
-      {.name = "heads of 512", .head_size = 512, .mask = causal(1, 512), .computed = false},
+      {.name = "heads of 520", .head_size = 520, .mask = causal(1, 512), .computed = false},
   };
 }
 

@@ -61,7 +61,7 @@ static inline void cla_decode_probabilities(ClaRowLanes* rows, const ClaOptions*
 
 /* What a bundle of chunks holds in private memory. */
 typedef struct ClaDecodeBundle {
-  cla_vf query[CLA_BUNDLE_ROWS * CLA_NUM_VECS + 1]; /* tile/cpu/amx_decode.clh */
+  cla_vf query[CLA_BUNDLE_ROWS * CLA_QUERY_VECS + 1]; /* tile/cpu/amx_decode.clh */
   cla_vf o[CLA_BUNDLE_ROWS * CLA_NUM_VECS];
   ClaRowLanes rows[CLA_BUNDLE];
   float score_unit;
@@ -92,7 +92,7 @@ static inline void cla_decode_begin(const ClaCpuTask* task, int first_row, int c
     cla_row_lanes_begin(task, first_row + c * CLA_CHUNK, &bundle->rows[c]);
   bundle->score_unit = CLA_DOT ? scale : 1.0f; /* bf16 queries keep their bits, scores are scaled */
   for (int r = 0; r < chunks * CLA_CHUNK; ++r) {
-    cla_vf* query = bundle->query + r * CLA_NUM_VECS;
+    cla_vf* query = bundle->query + r * CLA_QUERY_VECS;
     cla_cpu_load_query(task, first_row + r, q, q_token_stride, CLA_DOT ? 1.0f : scale, query);
   }
   cla_order_queries(bundle->query, (uint)(chunks * CLA_CHUNK));

@@ -133,7 +133,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         )  # fmt: skip
         only(
             "head_dim_vo", head_dim_vo, None, head_dim_qk,
-            because="pages hold keys and values of one size",
+            because="values of another size follow their keys in pages: clattn.paged_attention",
         )  # fmt: skip
         self._take_pages(
             qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size,

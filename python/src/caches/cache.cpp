@@ -34,15 +34,18 @@ Strides strides_of(const Pages& pages) {
 /// Where the keys' and values' strides disagree with what a cache can be.
 void check_views(const Pages& key, const Pages& value) {
   for (std::size_t i = 0; i < 4; ++i) {
-    if (key.shape(i) != value.shape(i)) throw_invalid("key, value: shapes differ, legal: equal");
+    const bool fewer = i == 3 && value.shape(i) < key.shape(i);
+    if (key.shape(i) != value.shape(i) && !fewer)
+      throw_invalid("key, value: shapes differ, legal: equal, or fewer elements of values");
   }
   if (key.dtype() != value.dtype()) throw_invalid("key, value: types differ, legal: equal");
   const Strides keys = strides_of(key), values = strides_of(value);
   if (values[3] != 1) throw_invalid("value: elements of a head have gaps, legal: stride 1");
-  if (keys[0] != values[0] || keys[2] != values[2])
+  const auto differ = [&](std::size_t i) { return key.shape(i) > 1 && keys[i] != values[i]; };
+  if (differ(0) || differ(2))
     throw_invalid("key, value: strides of pages or heads differ, legal: equal");
   if (keys[3] != 1) throw_invalid("key: elements of a head have gaps, legal: stride 1");
-  if (keys[1] != values[1]) {
+  if (differ(1)) {
     throw_invalid("key, value: strides of tokens are " + std::to_string(keys[1]) + " and " +
                   std::to_string(values[1]) + ", legal: equal");
   }
@@ -83,6 +86,7 @@ KVCache cache_over(const Context& context, nb::handle key_given, nb::handle valu
   cache.block_size = int32(1);
   cache.num_kv_heads = int32(2);
   cache.head_size = int32(3);
+  if (value.shape(3) != key.shape(3)) cache.head_size_v = static_cast<std::int32_t>(value.shape(3));
   cache.k_offset = elements_between(begin, keys.begin, key.itemsize());
   cache.v_offset = elements_between(begin, values.begin, key.itemsize());
   cache.block_stride = strides[0];
@@ -90,6 +94,10 @@ KVCache cache_over(const Context& context, nb::handle key_given, nb::handle valu
   cache.head_stride = strides[2];
   // The logical order of the arrays, each half of the pair a dimension of its own.
   cache.shape = {2, cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_size};
+  if (cache.head_size_v != 0) {
+    cache.shape.front() = 1;
+    cache.shape.back() += cache.head_size_v;
+  }
   cache.strides = {cache.v_offset - cache.k_offset, cache.block_stride, cache.token_stride,
                    cache.head_stride, 1};
   return cache;
@@ -104,6 +112,7 @@ void bind_fields(nb::class_<KVCache>& cache) {
       .def_ro("block_size", &KVCache::block_size)
       .def_ro("num_kv_heads", &KVCache::num_kv_heads)
       .def_ro("head_size", &KVCache::head_size)
+      .def_prop_ro("head_size_v", &KVCache::value_size, "Elements of a head's value.")
       .def_ro("k_offset", &KVCache::k_offset, "Elements before the keys.")
       .def_ro("v_offset", &KVCache::v_offset, "Elements before the values.")
       .def_ro("block_stride", &KVCache::block_stride, "Elements from page to page.")
@@ -133,7 +142,8 @@ void bind_cache(nb::module_& module) {
           nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>(),
           "A cache in the memory of two arrays [num_blocks, block_size, num_kv_heads, head_size]\n"
           "of any strides, which are views of one allocation (such as vLLM's): nothing is copied\n"
-          "where the device works on the host's memory.")
+          "where the device works on the host's memory. Values may have fewer elements, if each\n"
+          "follows its key: rows[..., :192] and rows[..., 192:].")
       .def(
           "set_scales",
           [](KVCache& self, const Context& context, nb::handle given) {

@@ -27,6 +27,10 @@ struct Errors {
 };
 
 /// Elements of a token's keys and of its values.
+inline std::pair<std::int64_t, std::int64_t> row_widths(const KVCache& cache) {
+  const std::int64_t heads = cache.num_kv_heads;
+  return {heads * cache.head_size, heads * cache.value_size()};
+}
 template <typename Cache>
 std::pair<std::int64_t, std::int64_t> row_widths(const Cache& cache) {
   const std::int64_t width = std::int64_t{cache.num_kv_heads} * cache.head_size;

@@ -15,18 +15,13 @@ namespace clattn::detail {
 
 namespace {
 
-/// Why a head_size_v other than head_size is refused: its size, or a paged cache.
+/// Why a head_size_v other than head_size is refused.
 void append_value_size_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
   const std::int32_t size = config.head_size_v;
   if (size <= 0 || size == config.head_size) return;
   append_if(reasons, size > config.head_size || size % 8 != 0,
             "head_size_v {} not supported: 8 … {} (head_size) in steps of 8 are, or 0", size,
             config.head_size);
-  append_if(
-      reasons, !config.contiguous_kv(),
-      "head_size_v {} with a paged cache not supported: 0 or {} (head_size) are, as pages hold "
-      "K and V of one size",
-      size, config.head_size);
 }
 
 /// Why chunks are refused where they would have no meaning.
@@ -76,9 +71,10 @@ void append_config_reasons(const AttentionConfig& config, std::vector<std::strin
   append_engine_reasons(config, reasons);
 }
 
-void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& reasons) {
-  append_if(reasons, !takes_head_size(head_size),
-            "head_size {} not supported: 8 … 256 in steps of 8 are", head_size);
+void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& reasons,
+                             std::int32_t most) {
+  append_if(reasons, !takes_head_size(head_size, most),
+            "head_size {} not supported: 8 … {} in steps of 8 are", head_size, most);
 }
 
 void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,

@@ -32,12 +32,15 @@ void append_config_reasons(const AttentionConfig& config, std::vector<std::strin
 /// Reasons against the type of a layer's tensors.
 void append_type_reasons(DType dtype, std::vector<std::string>& reasons);
 
-/// Head sizes that the library's own kernels support.
-constexpr bool takes_head_size(std::int32_t head_size) {
-  return head_size >= 8 && head_size <= 256 && head_size % 8 == 0;
+/// Elements of the largest heads that the library's own kernels support: over pages and without
+/// them, and over x-packed pages.
+inline constexpr std::int32_t kMaxHeadSize = 512, kMaxPackedHeadSize = 256;
+constexpr bool takes_head_size(std::int32_t head_size, std::int32_t most = kMaxHeadSize) {
+  return head_size >= 8 && head_size <= most && head_size % 8 == 0;
 }
 /// Appends why a head size is not supported, if it is not.
-void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& reasons);
+void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& reasons,
+                             std::int32_t most = kMaxHeadSize);
 
 /// append_config_reasons(), and what every backend on the library's own kernels refuses apart from
 /// head sizes: MLA, a kv_cache_dtype of its own where there is no cache, and devices without

@@ -53,11 +53,13 @@ struct KernelTraits {
   /// Heads of this size on are padded to the next of `heads`, over caches of the queries' type;
   /// 0 = none are.
   std::int32_t pads_from = 0;
-  HeadPair head_pair{};                ///< also these, without pages, whatever most_key_elements
-  bool values_apart = false;           ///< without pages, values of any smaller size
-  std::int32_t rope_dim = 0;           ///< the only one that it takes; 0 = any
-  std::int32_t row_bytes_step = 1;     ///< bytes of a head's row in the cache are a multiple of it
-  std::int32_t page_step = 0;          ///< it wants pages, of a multiple of this many tokens
+  HeadPair head_pair{};             ///< also these, without pages, whatever most_key_elements
+  bool values_apart = false;        ///< without pages, values of any smaller size
+  std::int32_t rope_dim = 0;        ///< the only one that it takes; 0 = any
+  std::int32_t most_head = 256;     ///< elements of a head's keys; of latent ones without rope_dim
+  bool values_in_pages = false;     ///< in pages, values of any smaller size
+  std::int32_t row_bytes_step = 1;  ///< bytes of a head's row in the cache are a multiple of it
+  std::int32_t page_step = 0;       ///< it wants pages, of a multiple of this many tokens
   std::int32_t most_row_elements = 0;  ///< block_rows * head_size; 0 = any
   std::int32_t most_key_elements = 0;  ///< block_kv * mean size of a key and a value; 0 = any
   std::int32_t few_rows = 0;           ///< tasks of up to this many cost otherwise; 0 = none do

@@ -297,13 +297,16 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
   const std::int32_t head = shape.head_size;
   const auto row_bytes = head * static_cast<std::int32_t>(element_size_bytes(shape.cache_dtype));
   const std::int32_t room = padded_head(kernel, shape);
-  if ((room == 0 && !shape.values_apart()) || head % unit.traits.head_step != 0)
+  if ((room == 0 && !shape.values_apart()) || head % unit.traits.head_step != 0 ||
+      head > kernel.most_head)
     return fmt::format("does not take heads of {}", head);
   const std::int32_t value = shape.value_size();
-  const bool listed = shape.values_apart() && kernel.head_pair == HeadPair{head, value};
-  if (shape.values_apart() &&
-      ((!kernel.values_apart && !listed) || value % unit.traits.head_step != 0))
-    return fmt::format("does not take heads of {} with values of {}", head, value);
+  const bool paged = shape.block_size > 0;
+  const bool listed = shape.values_apart() && !paged && kernel.head_pair == HeadPair{head, value};
+  const bool smaller = paged ? kernel.values_in_pages : kernel.values_apart || listed;
+  if (shape.values_apart() && (!smaller || value % unit.traits.head_step != 0))
+    return fmt::format("does not take heads of {} with values of {}{}", head, value,
+                       paged ? " in pages" : "");
   if (row_bytes % kernel.row_bytes_step != 0)
     return fmt::format("does not take heads of {} over {} caches", head,
                        to_string(shape.cache_dtype));

@@ -107,7 +107,7 @@ void check_cache_write(const KernelShape& shape, const TensorRef& key, const Ten
                        const SlotSource& slots) {
   check_slots(slots);
   bounded_token_stride(key, {slots.num_tokens, shape.kv_row(), shape.dtype}, "key");
-  bounded_token_stride(value, {slots.num_tokens, shape.kv_row(), shape.dtype}, "value");
+  bounded_token_stride(value, {slots.num_tokens, shape.value_row(), shape.dtype}, "value");
 }
 
 template <typename Cache>
@@ -118,7 +118,7 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
   call.key_offset = key.offset;
   call.key_token_stride = token_stride(key, shape.kv_row());
   call.value_offset = value.offset;
-  call.value_token_stride = token_stride(value, shape.kv_row());
+  call.value_token_stride = token_stride(value, shape.value_row());
   call.slots_at = static_cast<cl_long>(slots.offset_bytes / sizeof(std::int64_t));
   call.num_slots = checked_mul(cache.num_blocks, std::int64_t{cache.block_size}, "kv_cache: slots");
   call.num_tokens = static_cast<cl_int>(slots.num_tokens);

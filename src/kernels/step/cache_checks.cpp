@@ -1,5 +1,7 @@
 #include "kernels/step/cache_checks.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -92,32 +94,56 @@ std::int64_t end_of(std::int64_t offset, const Steps& steps) {
   return end;
 }
 
+/// "128", or "192 + 128" of keys and values that differ.
+std::string elements_of(std::int32_t key, std::int32_t value) {
+  return key == value ? std::to_string(key) : fmt::format("{} + {}", key, value);
+}
+
 template <typename Cache>
 void check_kv_shape(const Cache& cache, const KernelShape& shape) {
+  std::int32_t value_size = cache.head_size;
+  if constexpr (std::is_same_v<Cache, KVCache>) value_size = cache.value_size();
   throw_invalid_if(
       cache.block_size != shape.block_size || cache.num_kv_heads != shape.num_kv_heads ||
-          cache.head_size != shape.head_size || cache.dtype != shape.cache_dtype,
+          cache.head_size != shape.head_size || value_size != shape.value_size() ||
+          cache.dtype != shape.cache_dtype,
       "kv_cache: {} tokens x {} heads x {} of {}, legal: {} x {} x {} of {} as this layer was "
       "configured",
-      cache.block_size, cache.num_kv_heads, cache.head_size, to_string(cache.dtype),
-      shape.block_size, shape.num_kv_heads, shape.head_size, to_string(shape.cache_dtype));
+      cache.block_size, cache.num_kv_heads, elements_of(cache.head_size, value_size),
+      to_string(cache.dtype), shape.block_size, shape.num_kv_heads,
+      elements_of(shape.head_size, shape.value_size()), to_string(shape.cache_dtype));
 }
 
 }  // namespace
 
+void check_value_place(const KVCache& cache) {
+  const std::int32_t value = cache.value_size();
+  if (value == cache.head_size) return;
+  throw_invalid_if(value < 8 || value > cache.head_size || value % 8 != 0,
+                   "kv_cache: head_size_v is {}, legal: 0 (head_size), or 8 … {} in steps of 8",
+                   cache.head_size_v, cache.head_size);
+  throw_invalid_if(
+      cache.v_offset - cache.k_offset != cache.head_size,
+      "kv_cache: v_offset is {}, legal: {} (values of {} elements follow their keys of {})",
+      cache.v_offset, cache.k_offset + cache.head_size, value, cache.head_size);
+}
+
 void check_cache(const KVCache& cache) {
   if (!cache.buffer) throw_invalid("kv_cache: no buffer");
+  check_value_place(cache);
   check_scales(cache);
   for (const std::int64_t place : places_of(cache)) {
     if (place < 0) throw_invalid("kv_cache: an offset or stride is {}, legal: >= 0", place);
   }
   check_num_blocks(cache.num_blocks, 0);
   if (cache.num_blocks == 0) return;
-  const Steps steps = {{{cache.num_blocks, cache.block_stride},
-                        {cache.num_kv_heads, cache.head_stride},
-                        {cache.block_size, cache.token_stride},
-                        {cache.head_size, 1}}};
-  const std::int64_t end = std::max(end_of(cache.k_offset, steps), end_of(cache.v_offset, steps));
+  Steps steps = {{{cache.num_blocks, cache.block_stride},
+                  {cache.num_kv_heads, cache.head_stride},
+                  {cache.block_size, cache.token_stride},
+                  {cache.head_size, 1}}};
+  const std::int64_t end_of_keys = end_of(cache.k_offset, steps);
+  steps.back().first = cache.value_size();
+  const std::int64_t end = std::max(end_of_keys, end_of(cache.v_offset, steps));
   const std::size_t elems = cache.buffer.size_bytes() / element_size_bytes(cache.dtype);
   throw_invalid_if(std::cmp_greater(end, elems),
                    "kv_cache: its last element is number {}, legal: below the buffer's {} elements",

@@ -15,6 +15,8 @@ namespace clattn::detail {
 void check_cache(const KVCache& cache);
 void check_cache(const PackedPages& cache);
 void check_cache(const MLACache& cache);
+/// Throws kInvalidArgument unless values of fewer elements than keys follow these.
+void check_value_place(const KVCache& cache);
 
 /// A buffer of elements.
 struct ElementBuffer {

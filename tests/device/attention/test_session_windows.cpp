@@ -81,6 +81,42 @@ TEST_P(SessionWindows, LayersOfUnlikeHeadsShareASession) {
   EXPECT_EQ(session.num_computed_tokens(session.add(counting(0, 50))), 48);
 }
 
+/// Prompts, forks, drafts and decodes through all layers.
+void serve(Client& client) {
+  const RequestId id = add_in_chunks(client, counting(0, 70));
+  const RequestId fork = client.session.fork(id);
+  client.run({{fork, {3}}, {id, {4}}});  // copies the block of all layers
+  client.run({{.id = id, .new_tokens = {5}, .drafts = {6, 7}}});
+  client.session.accept(id, {0});
+  client.run({{id, {8}}, {fork, {9}}});
+}
+
+// Layers that see all keys by heads of 512 beside windows of 256, as Gemma 4 has them.
+TEST_P(SessionWindows, FullLayersHaveLargerHeads) {
+  SessionConfig config = mixed_config();
+  config.layers[0].config.head_size = 512;
+  config.layers[1].config.head_size = 256;
+  config.layers.pop_back();
+  Client client = this->client(config);
+  serve(client);
+}
+
+// Keys of 192 with values of 128 under windows and sinks, as MiMo has them.
+TEST_P(SessionWindows, ValuesHaveFewerElementsThanKeys) {
+  SessionConfig config = mixed_config();
+  for (clattn::AttentionOptions& layer : config.layers) {
+    layer.config.num_heads = 4;
+    layer.config.num_kv_heads = 2;
+    layer.config.head_size = 192;
+    layer.config.head_size_v = 128;
+  }
+  config.layers[1].config.sinks = {0.5F, 2.0F, -1.0F, 0.0F};
+  config.layers.pop_back();
+  Client client = this->client(config);
+  serve(client);
+  EXPECT_EQ(client.session.layer(0).kv_cache()->value_size(), 128);
+}
+
 TEST_P(SessionWindows, LatentLayersShareASessionWithOthers) {
   SessionConfig config = mixed_config();
   config.layers[2].config.num_kv_heads = 0;

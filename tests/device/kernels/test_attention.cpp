@@ -417,6 +417,23 @@ TEST_P(AttentionOnDevice, EveryHeadSizeTo256) {
   check_head_sizes(200, 256);
 }
 
+// Every third of the large ones, in all types by turns; of kernels that CPUs run only to be
+// compared the smallest and the largest.
+TEST_P(AttentionOnDevice, HeadSizesTo512) {
+  constexpr std::array kCaches = {DType::kF32,     DType::kF16,     DType::kBF16,
+                                  DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8};
+  const bool all = GetParam() == KernelFamily::kCpu;
+  for (std::int32_t head_size = 264; head_size <= 512; head_size += all ? 24 : 248) {
+    const auto turn = static_cast<std::size_t>((head_size - 264) / 24);
+    CaseSpec spec = small_case(kDTypes.at(turn % kDTypes.size()));
+    spec.config.head_size = head_size;
+    spec.config.kv_cache_dtype = kCaches.at(turn % kCaches.size());
+    spec.config.num_heads = 4;
+    spec.requests = {{1, 37}, {18, 2}};
+    check(spec);
+  }
+}
+
 TEST_P(AttentionOnDevice, EveryKindOfGroup) {
   for (const std::int32_t group : {1, 2, 3, 4, 5, 7, 8, 9, 16, 71}) {
     CaseSpec spec = small_case();

@@ -146,7 +146,7 @@ TEST_F(Registry, LatentAttentionIsForBackendsThatKnowIt) {
   const std::string plain = error_text([&] { choose(false, false); }, ErrorCode::kUnsupported);
   EXPECT_NE(plain.find("CLATTN_MLA: non-MLA not supported"), std::string::npos) << plain;
   const std::string sink = error_text([&] { choose(true, true); }, ErrorCode::kUnsupported);
-  EXPECT_NE(sink.find("FLASHINFER: head_size 576 not supported: 8 … 256 in steps of 8 are; MLA not "
+  EXPECT_NE(sink.find("FLASHINFER: head_size 576 not supported: 8 … 512 in steps of 8 are; MLA not "
                       "supported |"),
             std::string::npos)
       << sink;
@@ -167,7 +167,7 @@ TEST_F(Registry, PredicatesSayWhyNot) {
   const auto& xformers = *list[1];
   EXPECT_EQ(flashinfer.why_not(&AttentionConfig::head_size, 72), Names{});
   EXPECT_EQ(flashinfer.why_not(&AttentionConfig::head_size, 12),
-            (Names{"head_size 12 not supported: 8 … 256 in steps of 8 are"}));
+            (Names{"head_size 12 not supported: 8 … 512 in steps of 8 are"}));
   EXPECT_EQ(xformers.why_not(&AttentionConfig::dtype, DType::kF32),
             (Names{"dtype f32 not supported: f16 and bf16 are"}));
   EXPECT_EQ(xformers.why_not(&AttentionConfig::block_size, 24),
@@ -205,7 +205,7 @@ TEST_F(Registry, PredicatesSayWhyNot) {
   EXPECT_EQ(xformers.get_supported_head_sizes().front(), 32);
   EXPECT_EQ(xformers.get_supported_head_sizes().back(), 256);
   EXPECT_EQ(xformers.get_supported_head_sizes().size(), 29U);
-  EXPECT_EQ(flashinfer.get_supported_head_sizes().size(), 32U);
+  EXPECT_EQ(flashinfer.get_supported_head_sizes().size(), 64U);
   using Sizes = std::vector<clattn::SupportedBlockSize>;
   EXPECT_EQ(xformers.get_supported_kernel_block_sizes(), (Sizes{{16, true}}));
   EXPECT_EQ(flashinfer.get_supported_kernel_block_sizes(), (Sizes{{1, true}}));

@@ -27,8 +27,7 @@ TEST(Selector, S5_NamesOfTodaySayWhatToUse) {
       {"FLASHINFER_MLA_SPARSE_SM120", "none computes attention to a choice of keys"},
       {"FLASHMLA_SPARSE_DSV4", "none computes attention to a choice of keys"},
       {"Cutlass_MSA", "none computes attention to a choice of keys"},
-      {"TRITON_ATTN_DIFFKV",
-       "none computes attention over pages with values of another size than keys"},
+      {"TRITON_ATTN_DIFFKV", "FLASHINFER computes what TRITON_ATTN_DIFFKV does"},
       {"TURBOQUANT", "none computes attention over TurboQuant caches"},
       {"DUAL_CHUNK_FLASH_ATTN", "none computes dual chunk attention"}};
   for (const auto& [name, hint] : rows) {

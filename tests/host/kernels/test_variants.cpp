@@ -77,11 +77,36 @@ TEST(Variants, TakeSmallValuesAsTheirTraitsSay) {
   const std::string options = kernel_source(scalar, shape, {}).options;
   EXPECT_NE(options.find("-DCLA_HEAD_DIM=192 "), std::string::npos) << options;
   EXPECT_NE(options.find(" -DCLA_VALUE_DIM=128"), std::string::npos) << options;
+  shape.block_size = 16;
+  for (const char* name : {"decode_gpu__r4_local", "decode_cpu__r24", "prefill_gpu__r64_kv32",
+                           "prefill_mma__r128_wg128", "prefill_mfma__r128_kv32",
+                           "prefill_cpu__r256_kv64", "merge__wg128", "cache_write__vec"})
+    EXPECT_EQ(reason(name), "") << name;
+  for (const char* name :
+       {"decode_mma__r16_tokens", "decode_ring__r16_tokens", "decode_cpu__r24_bf16",
+        "prefill_amx__r256_kv64", "prefill_wgmma__r128_kv64", "prefill_wgmma__r192_kv64"})
+    EXPECT_EQ(reason(name), "does not take heads of 192 with values of 128 in pages") << name;
+  shape.block_size = 0;
   shape.head_size_v = 120;
   EXPECT_EQ(reason("prefill_amx__r256_kv64"), "does not take heads of 192 with values of 120");
   EXPECT_EQ(reason("prefill_wgmma__r128_kv64"), "does not take heads of 192 with values of 120");
   shape.head_size_v = 192;
   EXPECT_EQ(kernel_source(scalar, shape, {}).options.find("CLA_VALUE_DIM"), std::string::npos);
+}
+
+TEST(Variants, HeadsAbove256AreForThoseThatSaySo) {
+  KernelShape shape;
+  shape.num_heads = shape.num_kv_heads = 2;
+  shape.head_size = 512;
+  shape.block_size = 16;
+  shape.dtype = shape.cache_dtype = DType::kBF16;
+  for (const Variant& variant : variants()) {
+    if (variant.role == Role::kMLADecode || variant.unit().fp8_products) continue;
+    const bool taken = takes_types(variant, shape);
+    EXPECT_EQ(taken, variant.kernel().most_head == 512) << variant.name;
+    const std::string reason = taken ? "" : "does not take heads of 512";
+    EXPECT_EQ(why_not_types(variant, shape), reason) << variant.name;
+  }
 }
 
 // Assemblers before CUDA 12.5's read strides of tensor maps in other units.

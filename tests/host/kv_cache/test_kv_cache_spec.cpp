@@ -253,7 +253,7 @@ TEST(KVCacheSpec, PagesThatKernelsCannotViewAreRefused) {
   KVCacheSpec mla = plain, wide = plain, scaled = plain, padded = plain, same = plain;
   mla.use_mla = true;
   mla.num_kv_heads = 1;
-  wide.head_size_v = 64;
+  wide.head_size_v = wide.head_size + 8;
   scaled.dtype = clattn::DType::kInt8;
   scaled.kv_quant_mode = clattn::KVQuantMode::kPerTokenHead;
   padded.page_size_padded = 2 * kPage;
