@@ -130,14 +130,25 @@ void take_rows(CallTensors& tensors, const PrepareQKV& call, Keywords& given, co
 
 constexpr const char* kDoc =
     "Norm, rotary embedding and write of queries, keys and values in one launch. Keywords:\n"
-    "num_tokens, num_heads, num_kv_heads, head_size, dtype; query, key and value (None: absent),\n"
-    "query_out and key_out, which may be query and key themselves; gate_out: query then holds\n"
-    "query and gate of each head in turn. eps: RMSNorm of heads, with q_weight, k_weight,\n"
-    "weight_dtype (dtype), weight_plus_one, rounds_norm. cos_sin_cache [positions, rotary_dim]:\n"
-    "rotation, with cos_sin_dtype (f32), rotary_dim (0: all), is_neox, rotates_tail,\n"
-    "mrope_section and mrope_interleaved; positions [tokens] or [3, tokens], position_bits,\n"
-    "positions_stride and errors, a DeviceErrors. cache, slot_mapping and num_slots: keys and\n"
-    "values are stored.";
+    "num_tokens: rows of each tensor.\n"
+    "num_heads: of queries; num_kv_heads: of keys and values; head_size: elements; dtype: of "
+    "tensors.\n"
+    "query: rows, or None; query_out: where they go, which may be query itself.\n"
+    "key: rows, or None; key_out: where they go, which may be key itself, or None.\n"
+    "value: rows, with a cache.\n"
+    "gate_out: where gates go; query then holds query and gate of each head in turn.\n"
+    "eps: of an RMSNorm of heads; None: no norm.\n"
+    "q_weight: of its weights, or None; k_weight: the same of keys; weight_dtype: None is dtype.\n"
+    "weight_plus_one: weights are 1 + these; rounds_norm: to dtype before the rotation.\n"
+    "cos_sin_cache: [positions, rotary_dim], cosines, then sines; None: no rotation.\n"
+    "cos_sin_dtype: of it, f32; rotary_dim: rotated elements of a head, 0 is all.\n"
+    "is_neox: how elements pair up; rotates_tail: a head's last ones are rotated.\n"
+    "mrope_section: angles of time, height and width; mrope_interleaved: they take turns.\n"
+    "positions: [tokens] or [3, tokens]; of a Buffer position_bits: 64 or 32, and\n"
+    "positions_stride: elements from row to row.\n"
+    "errors: DeviceErrors that note positions outside of cos_sin_cache.\n"
+    "cache: where keys and values are stored at slot_mapping: one slot a token.\n"
+    "num_slots: tokens from this one on have none.";
 
 }  // namespace
 
