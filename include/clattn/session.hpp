@@ -92,7 +92,7 @@ struct StepRequest {
 
 /// Which drafts of a request's last step join its tokens.
 struct Accepted {
-  RequestId id = 0;
+  RequestId id = 0;  ///< of add() or fork()
   /// Numbers of drafts: the first follows the request's last token, each further one the one before
   /// it; empty = none is right.
   std::vector<std::int32_t> path = {};

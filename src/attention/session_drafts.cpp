@@ -154,6 +154,7 @@ Session::Moves Session::moves_of(std::span<const Accepted> requests, std::size_t
 /// that, evicts all of them: keys of some layers may have moved.
 void Session::move_drafts(std::span<const Accepted> requests) {
   std::vector<Moves> moves;
+  moves.reserve(pools_->num_groups());
   for (std::size_t group = 0; group < pools_->num_groups(); ++group)
     moves.push_back(moves_of(requests, group));
   if (moves[0].src.empty()) return;
