@@ -118,10 +118,9 @@ struct Step {
 };
 
 /// From a model's shape to decoded tokens: owns the KV caches, the layers (layer.hpp), the metadata
-/// builder and a BlockPool, and keeps each request's tokens and blocks. Everything else of a model
-/// (embedding, projections, sampling) is the application's, and so is the choice of which requests
-/// run next; an engine with a block table of its own uses the layers directly. For one thread at a
-/// time.
+/// builder and a BlockPool, and keeps each request's tokens and blocks. The rest of a model is the
+/// application's, and so is the choice of which requests run next; an engine with a block table of
+/// its own uses the layers directly. For one thread at a time.
 ///
 ///     Session session({.layers = std::vector(32, layer), .cache_bytes = 4ULL << 30});
 ///     const RequestId id = session.add(prompt);
@@ -165,9 +164,8 @@ class Session {
   /// Launches every kernel once over no token (Attention::warm_up()), so that no request waits for
   /// a compiler, and, before the first request and with two blocks or more, the copy of blocks that
   /// fork() leads to, and of states; where layers have use_trees, also what accept() moves tokens
-  /// by. Operations of recurrent layers are the application's, and left out. Changes
-  /// nothing that requests or blocks() say. Calls `progress` with the layers done so far and their
-  /// number; blocks.
+  /// by; not operations of recurrent layers. Changes nothing that requests or blocks() say. Calls
+  /// `progress` with the layers done so far and their number; blocks.
   void warm_up(const std::function<void(std::int32_t done, std::int32_t total)>& progress = {});
 
   /// Adds a request with the token ids of its prompt, at least one. From now on it holds the
@@ -196,10 +194,9 @@ class Session {
   /// the blocks behind them. What others hold of these blocks, and what is published, stays; if the
   /// request would then write into such a block, its next step copies it first, as after fork().
   /// With recurrent layers it gives up all blocks if computed tokens go: its next step goes on from
-  /// the last kept state that is found, or from the start.
-  /// That step needs a new token if all that are left are computed. Throws kInvalidArgument unless
-  /// length is 1 to the number of tokens, for a request with drafts, and for one in a step that
-  /// does not count yet.
+  /// the last kept state that is found, or from the start. That step needs a new token if all that
+  /// are left are computed. Throws kInvalidArgument unless length is 1 to the number of tokens, for
+  /// a request with drafts, and for one in a step that does not count yet.
   void truncate(RequestId id, std::int32_t length);
 
   /// All token ids of the request, in a step or not, without drafts; valid until its next step(),
@@ -218,8 +215,7 @@ class Session {
   /// next call.
   ///
   /// A step that does not count yet, as not all of its layers have been attended or it has not been
-  /// committed, is given up first: its new tokens and blocks are taken back. So whatever throws
-  /// before, the same call begins the step again.
+  /// committed, is given up first, so that after whatever throws the same call begins it again.
   ///
   /// Throws kOutOfBlocks if too few blocks are free (evict() or finish() some request and try
   /// again), kInvalidArgument for unknown or repeated requests, for max_tokens below 1, for nothing
@@ -248,10 +244,9 @@ class Session {
   /// order but for a layer that shares a cache, which comes after the one that stores in it. After
   /// the last one the step's tokens count as computed, and blocks that they fill are published,
   /// unless explicit_commit leaves that to commit(). Asynchronous on queue(). Throws
-  /// kInvalidArgument outside of a step, for a layer that has already been attended in this one or
-  /// shares the cache of one that has not, for a null key or value unless the layer shares a cache
-  /// or prepare_qkv() has stored them, and what Attention::forward() throws; then the layer has not
-  /// been attended.
+  /// kInvalidArgument outside of a step, for a layer that has been attended in this one or shares
+  /// the cache of one that has not, for a null key or value unless the layer shares a cache or
+  /// prepare_qkv() has stored them, and what forward() throws; then it has not been attended.
   void attend(std::int32_t layer, const AttentionTensors& tensors,
               const ForwardOptions& options = {});
 

@@ -92,7 +92,7 @@ void store_at_slots(const Context& context, cl_command_queue queue, const Append
 }  // namespace
 
 KernelShape detail::cache_write_shape(const KVCache& cache, DType dtype) {
-  return write_shape(cache, dtype);
+  return write_shape(cache, dtype, kMaxHeadSize);
 }
 
 template <typename Cache>

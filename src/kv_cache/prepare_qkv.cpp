@@ -188,6 +188,9 @@ void bind_cache(const PrepareQKV& call, ClaPrepareQKV& terms) {
   throw_invalid_if(cache.num_kv_heads != call.num_kv_heads || cache.head_size != call.head_size,
                    "prepare_qkv: cache: {} heads of {}, legal: {} of {} (num_kv_heads, head_size)",
                    cache.num_kv_heads, cache.head_size, call.num_kv_heads, call.head_size);
+  throw_invalid_if(cache.value_size() != call.head_size,
+                   "prepare_qkv: cache: head_size_v is {}, legal: {} (head_size)",
+                   cache.value_size(), call.head_size);
   detail::check_cache(cache);
   const std::int64_t tokens = call.num_slots < 0 ? call.num_tokens : call.num_slots;
   check_between("prepare_qkv: num_slots", tokens, 0, call.num_tokens);

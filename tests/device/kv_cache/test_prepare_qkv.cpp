@@ -221,8 +221,24 @@ TEST(PrepareQKV, RefusesWhatDoesNotFit) {
     change(call);
     return error_text([&] { clattn::prepare_qkv(*context, queue, call); });
   };
+  const Buffer pages = upload(*context, queue, std::vector<std::uint8_t>(6144, 0));
+  const auto with_cache = [&](clattn::PrepareQKV& call) {
+    call.value = call.key;
+    call.slot_mapping = call.positions.handle();
+    call.cache = cache_of(pages, {}, DType::kBF16, clattn::KVCacheLayout::kNHD);
+  };
   using Call = clattn::PrepareQKV;
   const std::pair<std::string, std::string> texts[] = {
+      {refused([&](Call& c) {
+         with_cache(c);
+         c.cache.head_size = 56;
+       }),
+       "cache: 2 heads of 56, legal: 2 of 64 (num_kv_heads, head_size)"},
+      {refused([&](Call& c) {
+         with_cache(c);
+         c.cache.head_size_v = 32;
+       }),
+       "cache: head_size_v is 32, legal: 64 (head_size)"},
       {refused([](Call& c) { c.rope->rotary_dim = 7; }), "rotary_dim is 7, legal: even, 2 … 64"},
       {refused([](Call& c) { c.rope->rotary_dim = 66; }), "rotary_dim is 66"},
       {refused([](Call& c) {
