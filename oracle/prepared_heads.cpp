@@ -57,7 +57,8 @@ JudgedTensor prepared_heads(const PreparedHeads& call, Element out) {
     }
     const std::size_t token = begin / size / static_cast<std::size_t>(call.heads);
     for (std::int32_t pair = 0; pair < call.rotary_dim / 2; ++pair) {
-      const auto [cosine, sine] = turn_of(call, token, pair);
+      const std::array<double, 2> turn = turn_of(call, token, pair);
+      const double cosine = turn[0], sine = turn[1];
       const auto first = static_cast<std::size_t>(call.rotary_at + (call.neox ? pair : 2 * pair));
       const std::size_t second =
           first + (call.neox ? static_cast<std::size_t>(call.rotary_dim / 2) : 1);

@@ -225,10 +225,11 @@ void require_pages_in_one_piece(const KVCacheTensor& tensor, const StatesByLayer
     const KVCache& cache = caches.at(name);
     const bool latent = cache.k_offset == cache.v_offset;
     const std::int64_t elements = std::int64_t{cache.head_size} + (latent ? 0 : cache.value_size());
-    throw_invalid_if(cache.block_stride < cache.block_size * cache.num_kv_heads * elements,
-                     "KVCacheConfig: layer '{}' shares a tensor with states, but keeps all keys in "
-                     "front of all values; legal: a spec with page_size_padded",
-                     name);
+    throw_invalid_if(
+        cache.block_stride < std::int64_t{cache.block_size} * cache.num_kv_heads * elements,
+        "KVCacheConfig: layer '{}' shares a tensor with states, but keeps all keys in "
+        "front of all values; legal: a spec with page_size_padded",
+        name);
   }
 }
 
