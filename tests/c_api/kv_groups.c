@@ -46,8 +46,9 @@ static void test_arithmetic(const Fixture* fixture) {
   window.kind = "full_attention";
   EXPECT_OK(clattn_kv_cache_spec_page_size_bytes(&window, &bytes));
   window.kind = "sliding_window";
-  window.reserved = 1;
-  EXPECT_UNSUPPORTED(clattn_kv_cache_spec_page_size_bytes(&window, &bytes), "reserved is 1");
+  window.num_speculative_blocks = 1;
+  EXPECT_INVALID(clattn_kv_cache_spec_page_size_bytes(&window, &bytes),
+                 "num_speculative_blocks is 1, legal: 0");
 
   EXPECT_OK(clattn_layer_kv_cache_spec(fixture->layer, &merged));
   EXPECT(merged.num_kv_heads == 2 && strcmp(merged.dtype, "f32") == 0);
