@@ -324,7 +324,7 @@ TEST(SessionStates, FailedAllocationsAndTooFewSlotsLeaveEverythingAsItWas) {
   std::vector<clattn::StepRequest> batch = {{ids[0], {2}}, {ids[1], {3, 4}}};
   batch[0].drafts = {5, 6};
   const auto checked = [&](const auto& call) {
-    return [&] {
+    return [&, call] {
       try {
         call();
       } catch (const std::exception&) {
