@@ -327,7 +327,7 @@ TEST(ReshapeAndCache, ThePublicCallsRefuseNonsense) {
   EXPECT_EQ(call(0, 1), "kv_cache: num_blocks is -1, legal: >= 0");
   cache.num_blocks = Write::kBlocks;
   cache.head_size = 12;
-  EXPECT_EQ(call(0, 1), "cache: head_size is 12, legal: 8 … 512 in steps of 8");
+  EXPECT_EQ(call(0, 1), "cache: head_size is 12, legal: 8 … 256 in steps of 8");
   cache.head_size = 8;
   cache.dtype = DType::kInt8;  // x = 16
   EXPECT_EQ(call(0, 1),
