@@ -75,7 +75,9 @@ bool multiplied_in_fp8(const AttentionConfig& config, std::int64_t query_len) {
 void put_fp8_rows(const AttentionConfig& config, const oracle::AttentionCase& call,
                   oracle::Element element, double query_scale, oracle::AttentionResult& truth) {
   const oracle::AttentionResult rounded = oracle::attention_in_fp8(call, element, query_scale);
-  const std::size_t width = to_size(call.head_size), heads = to_size(call.num_heads);
+  const std::size_t heads = to_size(call.num_heads),
+                    rows = std::max<std::size_t>(truth.lse.size(), 1);
+  const std::size_t width = truth.out.size() / rows;  // less than head_size of smaller values
   truth.lse_bound.resize(truth.lse.size());
   for (std::size_t r = 0; r + 1 < call.query_start_loc.size(); ++r) {
     const std::int32_t first = call.query_start_loc[r], last = call.query_start_loc[r + 1];
@@ -83,10 +85,11 @@ void put_fp8_rows(const AttentionConfig& config, const oracle::AttentionCase& ca
     for (std::size_t row = to_size(first) * heads; row < to_size(last) * heads; ++row) {
       truth.lse[row] = rounded.lse[row];
       truth.lse_bound[row] = rounded.lse_bound[row];
-      for (std::size_t i = row * width; i < (row + 1) * width; ++i) {
-        truth.out[i] = rounded.out[i];
-        truth.bound[i] = rounded.bound[i];
-        truth.weight_rounding[i] = rounded.weight_rounding[i];
+      for (std::size_t i = 0; i < width; ++i) {
+        const std::size_t to = row * width + i, from = row * to_size(call.head_size) + i;
+        truth.out[to] = rounded.out[from];
+        truth.bound[to] = rounded.bound[from];
+        truth.weight_rounding[to] = rounded.weight_rounding[from];
       }
     }
   }
@@ -136,6 +139,7 @@ oracle::AttentionResult front_of_rows(const oracle::AttentionResult& all, std::i
                                       std::int32_t kept) {
   oracle::AttentionResult part;
   part.lse = all.lse;
+  part.lse_bound = all.lse_bound;
   for (std::size_t i = 0; i < all.out.size(); ++i) {
     if (i % static_cast<std::size_t>(width) >= static_cast<std::size_t>(kept)) continue;
     part.out.push_back(all.out[i]);
