@@ -56,6 +56,7 @@ class Hybrid {
  public:
   explicit Hybrid(SessionConfig config = hybrid_config())
       : device_(attention_test::all_contexts().at(0)), client(device_.context, std::move(config)) {
+    device_.queue = client.session.queue();  // where a step's lists and copies of states go
     client.before_attention = [this](std::span<const Client::Sequence> sequences) {
       for (std::int32_t layer = 0; layer < client.session.num_recurrent_layers(); ++layer)
         outputs.push_back(recur(layer, sequences));
