@@ -123,7 +123,8 @@ std::size_t unpadded_page_bytes(const KVCacheSpec& spec) {
       all = checked_add(all, detail::state_bytes(state), "KVCacheSpec: page_size_bytes");
     return all;
   }
-  const auto elements = to_size(spec.head_size + (spec.use_mla ? 0 : spec.value_size()));
+  const std::size_t elements =
+      to_size(spec.head_size) + (spec.use_mla ? 0 : to_size(spec.value_size()));
   std::size_t bytes = elements * element_size_bytes(spec.dtype);
   if (spec.kv_quant_mode == KVQuantMode::kPerTokenHead) {
     bytes += (spec.use_mla ? 1 : 2) * sizeof(float);
