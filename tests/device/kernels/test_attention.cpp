@@ -355,8 +355,18 @@ class AttentionOnDevice : public testing::TestWithParam<KernelFamily> {
     return names;
   }
 
+  /// Whether the family's kernels run where users would run them.
+  static bool at_home() {
+    return GetParam() == KernelFamily::kAuto ||
+           std::ranges::any_of(all_contexts(), [](const auto& context) {
+             const bool cpu = context->capabilities().kind == clattn::DeviceKind::kCpu;
+             return cpu == (GetParam() == KernelFamily::kCpu);
+           });
+  }
+
+  /// Every one, or every third of kernels that CPUs run only to be compared.
   void check_head_sizes(std::int32_t first, std::int32_t last) {
-    for (std::int32_t head_size = first; head_size <= last; head_size += 8) {
+    for (std::int32_t head_size = first; head_size <= last; head_size += at_home() ? 8 : 24) {
       CaseSpec spec = small_case(head_size % 16 == 0 ? DType::kF16 : DType::kBF16);
       spec.config.head_size = head_size;
       spec.config.num_heads = 4;
@@ -417,13 +427,12 @@ TEST_P(AttentionOnDevice, EveryHeadSizeTo256) {
   check_head_sizes(200, 256);
 }
 
-// Every third of the large ones, in all types by turns; of kernels that CPUs run only to be
-// compared the smallest and the largest.
+// Every third of the large ones, in all types by turns; of kernels that are not at home the
+// smallest and the largest.
 TEST_P(AttentionOnDevice, HeadSizesTo512) {
   constexpr std::array kCaches = {DType::kF32,     DType::kF16,     DType::kBF16,
                                   DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8};
-  const bool all = GetParam() == KernelFamily::kCpu;
-  for (std::int32_t head_size = 264; head_size <= 512; head_size += all ? 24 : 248) {
+  for (std::int32_t head_size = 264; head_size <= 512; head_size += at_home() ? 24 : 248) {
     const auto turn = static_cast<std::size_t>((head_size - 264) / 24);
     CaseSpec spec = small_case(kDTypes.at(turn % kDTypes.size()));
     spec.config.head_size = head_size;
