@@ -290,8 +290,8 @@ void RunBatch::read_lists(cl_command_queue queue, const ListSource& lists) {
   const auto requests = read_as<ClaListedRequest>(commands, lists.buffer, lists.requests_at,
                                                   std::ssize(record_.seq_lens));
   if (lists.directions) {
-    for (const ClaListedRequest& request : requests)
-      direction_.push_back(static_cast<Direction>(std::clamp(request.direction, 0, 2)));
+    for (const ClaListedRequest& request : requests)  // wrong ones, too: `clattn run` names them
+      direction_.push_back(static_cast<Direction>(std::clamp(request.direction, 0, 255)));
     record_.direction = direction_;
   }
   if (!lists.trees || lists.tree_words == 0) return;
