@@ -288,6 +288,7 @@ class Session {
   /// group holds none.
   using BlockTables = std::vector<std::vector<std::int32_t>>;
   class Pools;
+  class Prepared;
   class States;
   /// Where a request's states are: slots of the pool, -1 = there is none.
   struct StateSlots {
@@ -383,8 +384,7 @@ class Session {
   std::vector<std::size_t> group_of_;   ///< [layers]
   std::vector<LayerCaches> caches_;
   std::unique_ptr<States> states_;  ///< null without recurrent layers
-  /// Takes memory of the host only after the device had enough.
-  std::unique_ptr<Pools> pools_;
+  std::unique_ptr<Pools> pools_;    ///< takes the host's memory only after the device had enough
   std::map<RequestId, Request> requests_;
   RequestId next_id_ = 0;
   Step step_;
@@ -393,8 +393,8 @@ class Session {
   /// both none outside of a step.
   std::vector<Advance> advancing_;
   std::vector<bool> attended_;
-  std::vector<bool> prepared_;  ///< the same of prepare_qkv()
-  std::vector<bool> recurred_;  ///< [recurrent layers], of the step if there is one
+  std::unique_ptr<Prepared> prepared_;  ///< the same of prepare_qkv()
+  std::vector<bool> recurred_;          ///< [recurrent layers], of the step if there is one
 };
 
 }  // namespace clattn

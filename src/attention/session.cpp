@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "attention/session_attempt.hpp"
+#include "attention/session_prepare.hpp"
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture_pause.hpp"
@@ -44,6 +45,7 @@ Session::Session(std::shared_ptr<Context> context, Queue queue, SessionConfig co
       caches_(make_caches()),
       states_(make_states()),
       pools_(make_pools()),
+      prepared_(std::make_unique<Prepared>(*context_, layers_.size())),
       recurred_(states_ == nullptr ? 0 : states_->num_layers()) {}
 
 Session::Session(SessionConfig config, std::string_view device)
@@ -254,7 +256,7 @@ const Step& Session::step(std::span<const StepRequest> requests) {
   build(scheduled);
   for (std::size_t group = 0; group < copies.size(); ++group) copy_blocks(group, copies[group]);
   attended_.assign(layers_.size(), false);
-  prepared_.assign(layers_.size(), false);
+  prepared_->begin_step();
   recurred_.assign(recurred_.size(), false);
   for (Scheduled& part : scheduled) {  // nothing throws now
     part.request->blocks.swap(part.blocks);
@@ -274,12 +276,13 @@ void Session::check_turn(std::int32_t index, const AttentionTensors& tensors) co
   throw_invalid_if(attended_[to_size(index)],
                    "attend: layer is {} for the second time, legal: each layer once a step", index);
   const bool key = tensors.key.buffer != nullptr, value = tensors.value.buffer != nullptr;
+  const bool is_prepared = prepared_->has(to_size(index));
   throw_invalid_if(
-      prepared_[to_size(index)] && (key || value),
+      is_prepared && (key || value),
       "attend: layer {}: {} is given, legal after prepare_qkv(), which stored it: none", index,
       key ? "key" : "value");
   if (!attention.shares_kv_cache()) {
-    throw_invalid_if(!prepared_[to_size(index)] && !(key && value),
+    throw_invalid_if(!is_prepared && !(key && value),
                      "attend: layer {}: {} is null, legal: the step's rows", index,
                      key ? "value" : "key");
     return;

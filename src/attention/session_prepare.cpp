@@ -1,11 +1,10 @@
+#include "attention/session_prepare.hpp"
+
 #include <clattn/prepare_qkv.hpp>
-#include <clattn/session.hpp>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "opencl/call_memory.hpp"
 #include "opencl/recorder.hpp"
-#include "opencl/runtime.hpp"
 
 namespace clattn {
 
@@ -13,12 +12,13 @@ using detail::throw_invalid_if, detail::to_size;
 
 void Session::prepare_qkv(std::int32_t index, const PrepareQKV& call) {
   const Attention& attention = layer(index);
-  throw_invalid_if(attended_.empty() || prepared_[to_size(index)] || attended_[to_size(index)],
+  const bool is_prepared = prepared_->has(to_size(index));
+  throw_invalid_if(attended_.empty() || is_prepared || attended_[to_size(index)],
                    "prepare_qkv: layer is {}, {}, legal: once in a step, before its attend()",
                    index,
-                   attended_.empty()           ? "outside of a step"
-                   : prepared_[to_size(index)] ? "prepared already"
-                                               : "attended already");
+                   attended_.empty() ? "outside of a step"
+                   : is_prepared     ? "prepared already"
+                                     : "attended already");
   throw_invalid_if(call.cache.buffer || call.slot_mapping != nullptr || call.num_slots >= 0,
                    "prepare_qkv: cache, slot_mapping or num_slots is given, legal: none, as the "
                    "session has its own");
@@ -48,18 +48,12 @@ void Session::prepare_qkv(std::int32_t index, const PrepareQKV& call) {
                      index);
   }
   const auto sections = made.rope ? made.rope->mrope_section : std::array<std::int32_t, 3>{};
-  if (!made.rope || made.positions || sections != std::array<std::int32_t, 3>{}) {
-    clattn::prepare_qkv(*context_, queue_, made);
-  } else {
-    detail::CallMemory::Lease positions =
-        context_->runtime().call_memory().upload(queue_, std::as_bytes(std::span(step_.positions)));
-    made.positions = positions.buffer();
+  if (made.rope && !made.positions && sections == std::array<std::int32_t, 3>{}) {
+    made.positions = prepared_->positions(queue_, step_.positions);
     made.position_bits = 32;
-    Event done;
-    clattn::prepare_qkv(*context_, queue_, made, &done);
-    positions.used_until(done);
   }
-  prepared_[to_size(index)] = true;
+  clattn::prepare_qkv(*context_, queue_, made);
+  prepared_->add(to_size(index));
 }
 
 }  // namespace clattn

@@ -7,6 +7,8 @@ namespace test {
 /// Device buffers that this program, its libraries included, has created so far:
 /// counting_buffers.cpp stands before the loader's clCreateBuffer.
 std::size_t num_buffers();
+/// The same of writes to buffers.
+std::size_t num_writes();
 
 /// While it lives, new buffers hold 0xFF, as memory that was used before may.
 struct DirtyBuffers {

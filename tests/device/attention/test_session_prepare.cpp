@@ -6,6 +6,7 @@
 #include <random>
 
 #include "device/cache_ops_support.hpp"
+#include "device/counting_buffers.hpp"
 #include "device/session_client.hpp"
 
 namespace {
@@ -63,7 +64,10 @@ struct Prepared {
         clattn::prepare_qkv(context, session.queue(), call);
       } else {
         call.value = value;
+        const std::size_t writes = test::num_writes();
         session.prepare_qkv(layer, call);
+        // The first layer's call uploads the positions.
+        EXPECT_EQ(test::num_writes() - writes, layer == 0 ? 1U : 0U);
         EXPECT_NE(error_text([&] { session.prepare_qkv(layer, call); }).find("prepared already"),
                   std::string::npos);
         clattn::AttentionTensors twice = tensors;
