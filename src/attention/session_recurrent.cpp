@@ -8,6 +8,7 @@
 #include "attention/session_attempt.hpp"
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "opencl/staged_lists.hpp"
 
 // What a session does with recurrent layers.
 
@@ -92,7 +93,7 @@ std::vector<Buffer> allocate_states(const RecurrentLayers& given, const Context&
 
 Session::States::States(const RecurrentLayers& layers, std::int32_t block_size,
                         const Context& context, const Queue& queue)
-    : pool_(slots_of(layers, block_size), block_size), lists_(context.runtime()) {
+    : pool_(slots_of(layers, block_size), block_size), staging_(context.runtime()) {
   max_drafts_ = layers.layers[0].num_speculative_blocks;
   if (layers.layers[0].mamba_cache_mode == MambaCacheMode::kAlign)
     interval_ = layers.layers[0].block_size;
@@ -141,10 +142,37 @@ void Session::States::accept(Request& request, std::size_t count) noexcept {
   drop_step(request);
 }
 
-namespace {
+/// Of a step, request after request.
+struct Session::States::Lists {
+  explicit Lists(std::span<const Scheduled> scheduled) {
+    for (const Scheduled& part : scheduled) {
+      columns = std::max(columns, part.next_states.size() + 1);
+      from_columns = std::max(from_columns, to_size(part.from.window) + 1);
+    }
+    for (const Scheduled& part : scheduled) add(part);
+  }
+  void add(const Scheduled& part) {
+    const std::size_t row = indices.size(), from_row = from.size();
+    const std::int32_t tokens = part.seq_len - part.num_computed;
+    const bool continues = part.from.state >= 0;
+    // One token, or one and its drafts, reads a slot and writes others; else the state is copied.
+    const bool by_columns = continues && std::cmp_equal(tokens, part.next_states.size());
+    indices.resize(row + columns, -1);
+    from.resize(from_row + from_columns, -1);
+    for (std::size_t i = 0; i < part.next_states.size(); ++i)
+      indices[row + i] = part.next_states[i];
+    if (by_columns) indices.back() = part.from.state;
+    from[from_row] = part.from.conv;
+    from[from_row + to_size(part.from.window)] = part.from.state;
+    accepted.push_back(by_columns ? static_cast<std::int32_t>(columns) : -1);
+    conv_accepted.push_back(part.next_states.size() > 1 ? 1 : -1);
+    from_accepted.push_back(part.from.window + 1);
+    conv_targets.push_back(continues ? part.next_states[0] : -1);
+    state_targets.push_back(continues && !by_columns ? part.next_states[0] : -1);
+    initial.push_back(continues ? 1 : 0);
+    max_query_len = std::max<std::int64_t>(max_query_len, tokens);
+  }
 
-/// Lists of a step of recurrent layers, request after request.
-struct StateLists {
   std::size_t columns = 2, from_columns = 1;
   /// [requests, columns]: slots that are written and, last, the one that is read without a copy.
   std::vector<std::int32_t> indices = {};
@@ -152,89 +180,38 @@ struct StateLists {
   std::vector<std::int32_t> accepted = {}, conv_accepted = {}, from_accepted = {};
   std::vector<std::int32_t> conv_targets = {}, state_targets = {};
   std::vector<std::uint8_t> initial = {};
+  std::int64_t max_query_len = 0;
 };
-
-/// Where lists stand one behind the other in a buffer.
-class ListUpload {
- public:
-  explicit ListUpload(std::span<std::byte> host) : host_(host) {}
-  template <typename T>
-  std::int64_t add(const std::vector<T>& list) {
-    const std::size_t at = size_bytes_ / sizeof(T);
-    std::ranges::copy(list, detail::part<T>(host_, size_bytes_, list.size()).begin());
-    size_bytes_ += list.size() * sizeof(T);
-    return static_cast<std::int64_t>(at);
-  }
-  std::size_t size_bytes() const { return size_bytes_; }
-
- private:
-  std::span<std::byte> host_;
-  std::size_t size_bytes_ = 0;
-};
-
-bool names_any(const std::vector<std::int32_t>& slots) {
-  return std::ranges::any_of(slots, [](std::int32_t slot) { return slot >= 0; });
-}
-
-}  // namespace
 
 void Session::States::build(const Queue& queue, const Step& step,
                             std::span<const Scheduled> scheduled) {
-  StateLists lists;
-  for (const Scheduled& part : scheduled) {
-    lists.columns = std::max(lists.columns, part.next_states.size() + 1);
-    lists.from_columns = std::max(lists.from_columns, to_size(part.from.window) + 1);
-  }
-  std::int64_t max_query_len = 0;
-  for (const Scheduled& part : scheduled) {
-    const std::size_t row = lists.indices.size(), from_row = lists.from.size();
-    const std::int32_t tokens = part.seq_len - part.num_computed;
-    const bool continues = part.from.state >= 0;
-    // One token, or one and its drafts, reads a slot and writes others; else the state is copied.
-    const bool by_columns = continues && std::cmp_equal(tokens, part.next_states.size());
-    lists.indices.resize(row + lists.columns, -1);
-    lists.from.resize(from_row + lists.from_columns, -1);
-    for (std::size_t i = 0; i < part.next_states.size(); ++i)
-      lists.indices[row + i] = part.next_states[i];
-    if (by_columns) lists.indices.back() = part.from.state;
-    lists.from[from_row] = part.from.conv;
-    lists.from[from_row + to_size(part.from.window)] = part.from.state;
-    lists.accepted.push_back(by_columns ? static_cast<std::int32_t>(lists.columns) : -1);
-    lists.conv_accepted.push_back(part.next_states.size() > 1 ? 1 : -1);
-    lists.from_accepted.push_back(part.from.window + 1);
-    lists.conv_targets.push_back(continues ? part.next_states[0] : -1);
-    lists.state_targets.push_back(continues && !by_columns ? part.next_states[0] : -1);
-    lists.initial.push_back(continues ? 1 : 0);
-    max_query_len = std::max<std::int64_t>(max_query_len, tokens);
-  }
+  const Lists lists(scheduled);
+  const auto names_any = [](const std::vector<std::int32_t>& slots) {
+    return std::ranges::any_of(slots, [](std::int32_t slot) { return slot >= 0; });
+  };
   copies_conv_ = names_any(lists.conv_targets);
   copies_states_ = names_any(lists.state_targets);
 
-  const std::size_t requests = scheduled.size(),
-                    words = requests * 5 + lists.indices.size() + lists.from.size() + requests + 1;
-  ListUpload to(lists_.host(queue, words * sizeof(std::int32_t) + requests));
-  rule_ = {.num_reqs = static_cast<std::int32_t>(requests),
+  const std::size_t requests = scheduled.size();
+  const std::size_t words =
+      step.query_start_loc.size() + lists.indices.size() + lists.from.size() + 5 * requests;
+  detail::StagedLists to(staging_, queue, words * sizeof(std::int32_t) + requests);
+  rule_ = {.query_start_loc = to.add(step.query_start_loc),
+           .state_indices = to.add(lists.indices),
+           .num_reqs = static_cast<std::int32_t>(requests),
            .state_columns = static_cast<std::int32_t>(lists.columns),
            .num_tokens = step.num_tokens(),
-           .max_query_len = max_query_len};
-  rule_.query_start_loc.offset = to.add(step.query_start_loc);
-  rule_.state_indices.offset = to.add(lists.indices);
-  rule_.num_accepted_tokens.offset = to.add(lists.accepted);
+           .max_query_len = lists.max_query_len};
   conv_ = copy_ = rule_;
-  conv_.num_accepted_tokens.offset = to.add(lists.conv_accepted);
+  copy_.state_indices = to.add(lists.from);
   copy_.state_columns = static_cast<std::int32_t>(lists.from_columns);
-  copy_.state_indices.offset = to.add(lists.from);
-  copy_.num_accepted_tokens.offset = to.add(lists.from_accepted);
-  conv_targets_.offset = to.add(lists.conv_targets);
-  state_targets_.offset = to.add(lists.state_targets);
-  rule_.has_initial_state.offset = conv_.has_initial_state.offset = to.add(lists.initial);
-  lists_.upload(queue, to.size_bytes());
-  for (RecurrentMetadata* metadata : {&rule_, &conv_, &copy_})
-    for (DeviceList* list :
-         {&metadata->query_start_loc, &metadata->state_indices, &metadata->num_accepted_tokens})
-      list->buffer = lists_.buffer();
-  rule_.has_initial_state.buffer = conv_.has_initial_state.buffer = lists_.buffer();
-  conv_targets_.buffer = state_targets_.buffer = lists_.buffer();
+  rule_.num_accepted_tokens = to.add(lists.accepted);
+  conv_.num_accepted_tokens = to.add(lists.conv_accepted);
+  copy_.num_accepted_tokens = to.add(lists.from_accepted);
+  conv_targets_ = to.add(lists.conv_targets);
+  state_targets_ = to.add(lists.state_targets);
+  rule_.has_initial_state = conv_.has_initial_state = to.add(lists.initial);
+  to.upload();
 }
 
 RecurrentStep Session::States::begin(const Context& context, const Queue& queue,

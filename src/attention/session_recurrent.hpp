@@ -44,13 +44,14 @@ class Session::States {
   void warm_up(const Context& context, const Queue& queue);
 
  private:
+  struct Lists;
   struct Views {
     StateView conv, state;
   };
   std::vector<Views> views_;
   std::int32_t max_drafts_ = 0, interval_ = 0;
   BlockPool pool_;
-  detail::StagedUpload lists_;
+  detail::StagedUpload staging_;
   RecurrentMetadata rule_, conv_, copy_;  ///< of the current step
   DeviceList conv_targets_, state_targets_;
   bool copies_conv_ = false, copies_states_ = false;

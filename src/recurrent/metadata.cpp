@@ -5,7 +5,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "opencl/staging.hpp"
+#include "opencl/staged_lists.hpp"
 
 namespace clattn {
 
@@ -142,26 +142,16 @@ RecurrentMetadata RecurrentMetadataBuilder::build(cl_command_queue queue,
   for (std::size_t r = 0; r + 1 < batch.query_start_loc.size(); ++r) check_request(batch, r);
   check_pages(batch);
   RecurrentMetadata made = counts_of(batch);
-  const std::size_t starts = batch.query_start_loc.size(), indices = batch.state_indices.size();
-  const std::size_t accepted = batch.num_accepted_tokens.size();
-  const std::size_t words = starts + indices + accepted;
-  const std::size_t bytes = words * sizeof(std::int32_t) + batch.has_initial_state.size();
-  const std::span<std::byte> host = memory_->upload.host(queue, bytes);
-  const auto put = [&](const auto& list, std::size_t at) {
-    std::ranges::copy(std::as_bytes(list), host.begin() + static_cast<std::ptrdiff_t>(at));
-  };
-  put(batch.query_start_loc, 0);
-  put(batch.state_indices, starts * sizeof(std::int32_t));
-  put(batch.num_accepted_tokens, (starts + indices) * sizeof(std::int32_t));
-  put(batch.has_initial_state, words * sizeof(std::int32_t));
-  memory_->upload.upload(queue, bytes);
-  const Buffer& lists = memory_->upload.buffer();
-  made.query_start_loc = {lists, 0};
-  made.state_indices = {lists, static_cast<std::int64_t>(starts)};
-  if (accepted != 0)
-    made.num_accepted_tokens = {lists, static_cast<std::int64_t>(starts + indices)};
-  if (!batch.has_initial_state.empty())
-    made.has_initial_state = {lists, static_cast<std::int64_t>(words * sizeof(std::int32_t))};
+  const std::size_t words =
+      batch.query_start_loc.size() + batch.state_indices.size() + batch.num_accepted_tokens.size();
+  detail::StagedLists lists(memory_->upload, queue,
+                            words * sizeof(std::int32_t) + batch.has_initial_state.size());
+  made.query_start_loc = lists.add(batch.query_start_loc);
+  made.state_indices = lists.add(batch.state_indices);
+  if (!batch.num_accepted_tokens.empty())
+    made.num_accepted_tokens = lists.add(batch.num_accepted_tokens);
+  if (!batch.has_initial_state.empty()) made.has_initial_state = lists.add(batch.has_initial_state);
+  lists.upload();
   return made;
 }
 
