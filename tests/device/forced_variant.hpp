@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <clattn/tuning.hpp>
 #include <memory>
 #include <string>
@@ -9,6 +10,14 @@
 #include "kernels/choose/variants.hpp"
 
 namespace attention_test {
+
+inline std::vector<const clattn::detail::Variant*> variants_of(
+    const std::vector<clattn::detail::Role>& roles) {
+  std::vector<const clattn::detail::Variant*> chosen;
+  for (const clattn::detail::Variant& variant : clattn::detail::variants())
+    if (std::ranges::find(roles, variant.role) != roles.end()) chosen.push_back(&variant);
+  return chosen;
+}
 
 /// While it lives, layers on a context get these rows of variants.inc, one of a role, where they
 /// fit. On CPUs, GPU kernels have the tuning database's device class "gpu".

@@ -167,14 +167,6 @@ CaseSpec case_for(const Variant& variant, DType dtype, DType cache_dtype) {
   return spec;
 }
 
-std::vector<const Variant*> attention_variants() {
-  std::vector<const Variant*> chosen;
-  for (const Variant& variant : clattn::detail::variants()) {
-    if (variant.role == Role::kDecode || variant.role == Role::kPrefill) chosen.push_back(&variant);
-  }
-  return chosen;
-}
-
 /// Whether it is there for devices that allow no larger groups: elsewhere others take its work.
 bool is_for_small_groups(const Variant& variant) {
   return variant.work_group_size == 32 && variant.unit().lanes == 0;
@@ -321,7 +313,9 @@ TEST_P(EveryVariant, IsRightWithSmallHeadsAndBytes) {
   if (!ran) GTEST_SKIP() << "no device runs it";
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, EveryVariant, testing::ValuesIn(attention_variants()),
+INSTANTIATE_TEST_SUITE_P(Rows, EveryVariant,
+                         testing::ValuesIn(attention_test::variants_of({Role::kDecode,
+                                                                        Role::kPrefill})),
                          [](const auto& tested) { return std::string(tested.param->name); });
 
 class AttentionOnDevice : public testing::TestWithParam<KernelFamily> {

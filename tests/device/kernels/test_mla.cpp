@@ -157,14 +157,6 @@ TEST_P(MLA, BitsDoNotDependOnTheRestOfTheBatch) {
   }
 }
 
-std::vector<const Variant*> latent_variants() {
-  std::vector<const Variant*> chosen;
-  for (const Variant& variant : clattn::detail::variants()) {
-    if (variant.role == clattn::detail::Role::kMLADecode) chosen.push_back(&variant);
-  }
-  return chosen;
-}
-
 std::int32_t round_up(std::int32_t size, std::int32_t step) {
   return (size + step - 1) / step * step;
 }
@@ -240,8 +232,10 @@ TEST_P(EveryLatentVariant, IsRight) {
   if (!ran) GTEST_SKIP() << why_not;
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, EveryLatentVariant, testing::ValuesIn(latent_variants()),
-                         [](const auto& tested) { return std::string(tested.param->name); });
+INSTANTIATE_TEST_SUITE_P(
+    Rows, EveryLatentVariant,
+    testing::ValuesIn(attention_test::variants_of({clattn::detail::Role::kMLADecode})),
+    [](const auto& tested) { return std::string(tested.param->name); });
 
 /// Small enough for an interpreter of kernels that watches every access (test_tiny.cpp).
 TEST(Tiny, LatentRows) {

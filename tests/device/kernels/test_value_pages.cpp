@@ -13,25 +13,21 @@
 #include <string_view>
 #include <vector>
 
-#include "device/attention_case.hpp"
-#include "device/forced_variant.hpp"
-#include "kernels/choose/variants.hpp"
+#include "device/value_cases.hpp"
 #include "support/error_text.hpp"
 
 namespace {
 
 using attention_test::all_contexts;
-using attention_test::CaseResult;
 using attention_test::CaseSpec;
 using clattn::DType;
 using clattn::KernelFamily;
 using clattn::KVCacheLayout;
 using clattn::detail::Role;
 using clattn::detail::Variant;
+using value_test::expect_right;
+using value_test::Sizes;
 
-struct Sizes {
-  std::int32_t key, value;
-};
 /// MiMo's, two of a power of two, and Gemma 4's.
 constexpr std::array kSizes = {Sizes{192, 128}, Sizes{256, 128}, Sizes{512, 256}, Sizes{512, 512}};
 constexpr std::array kDTypes = {DType::kBF16, DType::kF16, DType::kF32};
@@ -48,14 +44,6 @@ CaseSpec case_of(Sizes sizes, DType dtype, KernelFamily family) {
   return spec;
 }
 
-CaseResult expect_right(const std::shared_ptr<clattn::Context>& context, const CaseSpec& spec) {
-  const CaseResult result = attention_test::run_case(context, spec);
-  EXPECT_EQ(result.fault, "") << describe(spec);
-  EXPECT_LE(result.worst_share, 1.0)
-      << describe(spec) << "\n on " << context->capabilities().name << "\n " << result.worst_place;
-  return result;
-}
-
 class ValuePagesOfVariant : public testing::TestWithParam<const Variant*> {};
 
 TEST_P(ValuePagesOfVariant, IsRight) {
@@ -66,36 +54,23 @@ TEST_P(ValuePagesOfVariant, IsRight) {
   std::vector<const Variant*> rows = {&variant};
   if (variant.family() != KernelFamily::kCpu) rows.push_back(&partner);
   const auto row = static_cast<std::size_t>(&variant - clattn::detail::variants().data());
-  bool ran = false;
-  for (const auto& context : all_contexts()) {
-    if (!clattn::detail::why_not(variant, context->capabilities()).empty()) continue;
-    const attention_test::ForcedVariants forced(context, rows);
-    for (std::size_t i = 0; i < kSizes.size(); ++i) {
-      CaseSpec spec = case_of(kSizes.at(i), kDTypes.at(i % kDTypes.size()), variant.family());
-      if (clattn::detail::unit_of(variant.unit_id).queries != clattn::detail::kAnyType)
-        spec.config.dtype = DType::kF16;
-      if ((i + row) % 2 != 0) continue;  // rows share the sizes: kernels take long to compile
-      if (variant.family() != KernelFamily::kCpu && decodes) {
-        spec.config.num_heads = 2 * variant.block_rows;
-        spec.requests = {{1, 0, 1}, {1, 77, 2}};
-      }
-      if (!takes_shape(variant, clattn::detail::kernel_shape(spec.config))) continue;
-      const CaseResult result = expect_right(context, spec);
-      EXPECT_NE(std::ranges::find(result.kernels, variant.name), result.kernels.end())
-          << variant.name << " did not run: " << describe(spec);
-      ran = true;
-    }
+  std::vector<CaseSpec> cases;
+  for (std::size_t i = row % 2; i < kSizes.size(); i += 2) {  // kernels take long to compile
+    CaseSpec& spec =
+        cases.emplace_back(case_of(kSizes.at(i), kDTypes.at(i % kDTypes.size()), variant.family()));
+    if (clattn::detail::unit_of(variant.unit_id).queries != clattn::detail::kAnyType)
+      spec.config.dtype = DType::kF16;
+    if (variant.family() == KernelFamily::kCpu || !decodes) continue;
+    spec.config.num_heads = 2 * variant.block_rows;
+    spec.requests = {{1, 0, 1}, {1, 77, 2}};
   }
-  if (!ran) GTEST_SKIP() << "no device runs it, or it takes neither";
+  if (!value_test::expect_row_right(variant, rows, cases))
+    GTEST_SKIP() << "no device runs it, or it takes neither";
 }
 
-std::vector<const Variant*> attention_variants() {
-  std::vector<const Variant*> chosen;
-  for (const Variant& variant : clattn::detail::variants())
-    if (variant.role == Role::kPrefill || variant.role == Role::kDecode) chosen.push_back(&variant);
-  return chosen;
-}
-INSTANTIATE_TEST_SUITE_P(Rows, ValuePagesOfVariant, testing::ValuesIn(attention_variants()),
+INSTANTIATE_TEST_SUITE_P(Rows, ValuePagesOfVariant,
+                         testing::ValuesIn(attention_test::variants_of({Role::kPrefill,
+                                                                        Role::kDecode})),
                          [](const auto& tested) { return std::string(tested.param->name); });
 
 /// With one kernel family, on the devices that have it.

@@ -16,24 +16,20 @@
 #include <utility>
 #include <vector>
 
-#include "device/attention_case.hpp"
-#include "device/forced_variant.hpp"
-#include "kernels/choose/variants.hpp"
+#include "device/value_cases.hpp"
 #include "support/error_text.hpp"
 
 namespace {
 
 using attention_test::all_contexts;
-using attention_test::CaseResult;
 using attention_test::CaseSpec;
 using clattn::AttentionType;
 using clattn::DType;
 using clattn::KernelFamily;
 using clattn::detail::Variant;
+using value_test::expect_right;
+using value_test::Sizes;
 
-struct Sizes {
-  std::int32_t key, value;
-};
 /// The model's; multiples of what matrix units take; rests behind their tiles; the smallest.
 constexpr std::array kSizes = {Sizes{192, 128}, Sizes{96, 64}, Sizes{128, 64}, Sizes{256, 192},
                                Sizes{72, 40},   Sizes{40, 24}, Sizes{16, 8}};
@@ -52,14 +48,6 @@ CaseSpec case_of(Sizes sizes, DType dtype, KernelFamily family = KernelFamily::k
   spec.causal_encoder = true;
   spec.requests = {{1, 0, 1}, {150, 0, 2}, {3, 70, 3}, {70, 140, 4}};
   return spec;
-}
-
-CaseResult expect_right(const std::shared_ptr<clattn::Context>& context, const CaseSpec& spec) {
-  const CaseResult result = attention_test::run_case(context, spec);
-  EXPECT_EQ(result.fault, "") << describe(spec);
-  EXPECT_LE(result.worst_share, 1.0)
-      << describe(spec) << "\n on " << context->capabilities().name << "\n " << result.worst_place;
-  return result;
 }
 
 /// Runs cases with one kernel family, on the devices that have it.
@@ -147,34 +135,21 @@ class ValueSizesOfVariant : public testing::TestWithParam<const Variant*> {};
 /// Every row for prompts, where a device runs it: a pair of each kind that it takes.
 TEST_P(ValueSizesOfVariant, IsRight) {
   const Variant& variant = *GetParam();
-  bool ran = false;
-  for (const auto& context : all_contexts()) {
-    if (!clattn::detail::why_not(variant, context->capabilities()).empty()) continue;
-    const attention_test::ForcedVariants row(context, {&variant});
-    for (const Sizes sizes : kSizes) {
-      for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-        CaseSpec spec = case_of(sizes, dtype, variant.family());
-        spec.first_token_overflows = dtype == DType::kF16;
-        const auto shape = clattn::detail::kernel_shape(spec.config);
-        if (!clattn::detail::takes_shape(variant, shape)) continue;
-        const CaseResult result = expect_right(context, spec);
-        EXPECT_NE(std::ranges::find(result.kernels, variant.name), result.kernels.end())
-            << variant.name << " did not run: " << describe(spec);
-        ran = true;
-      }
+  std::vector<CaseSpec> cases;
+  for (const Sizes sizes : kSizes) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      CaseSpec& spec = cases.emplace_back(case_of(sizes, dtype, variant.family()));
+      spec.first_token_overflows = dtype == DType::kF16;
     }
   }
-  if (!ran) GTEST_SKIP() << "no device runs it, or it takes values as large as keys only";
+  if (!value_test::expect_row_right(variant, {&variant}, cases))
+    GTEST_SKIP() << "no device runs it, or it takes values as large as keys only";
 }
 
-std::vector<const Variant*> prefill_variants() {
-  std::vector<const Variant*> chosen;
-  for (const Variant& variant : clattn::detail::variants())
-    if (variant.role == clattn::detail::Role::kPrefill) chosen.push_back(&variant);
-  return chosen;
-}
-INSTANTIATE_TEST_SUITE_P(Rows, ValueSizesOfVariant, testing::ValuesIn(prefill_variants()),
-                         [](const auto& tested) { return std::string(tested.param->name); });
+INSTANTIATE_TEST_SUITE_P(
+    Rows, ValueSizesOfVariant,
+    testing::ValuesIn(attention_test::variants_of({clattn::detail::Role::kPrefill})),
+    [](const auto& tested) { return std::string(tested.param->name); });
 
 // ---- vLLM's forward_mha(): new tokens, chunks of their context, and what joins the results ----
 
