@@ -1,13 +1,11 @@
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <clattn/types.hpp>
-#include <string>
 
-#include "base/error.hpp"
+#include "base/names.hpp"
 
 namespace clattn {
 namespace {
+
+using detail::find_named, detail::Named, detail::names_of, detail::parse_named, detail::row_of;
 
 struct DTypeRow {
   DType value;
@@ -18,11 +16,6 @@ constexpr DTypeRow kDTypes[] = {{DType::kF32, "f32", 4},          {DType::kF16, 
                                 {DType::kBF16, "bf16", 2},        {DType::kFp8E4M3, "fp8_e4m3", 1},
                                 {DType::kFp8E5M2, "fp8_e5m2", 1}, {DType::kInt8, "int8", 1}};
 
-template <typename Value>
-struct Named {
-  Value value;
-  std::string_view name;
-};
 /// Other spellings of these names.
 constexpr Named<DType> kDTypeSpellings[] = {
     {DType::kF32, "float32"}, {DType::kF32, "float"},          {DType::kF16, "float16"},
@@ -55,34 +48,6 @@ constexpr Named<KVCacheKind> kKindSpellings[] = {
     {KVCacheKind::kCross, "cross_attention"},
 };
 
-template <typename Rows, typename Value>
-const auto& row_of(const Rows& rows, Value value, std::string_view what) {
-  for (const auto& row : rows) {
-    if (row.value == value) return row;
-  }
-  detail::throw_invalid("{}: {} is no legal value", what, static_cast<int>(value));
-}
-
-/// "f32, f16"
-template <typename Rows>
-std::string names(const Rows& rows) {
-  std::string list;
-  for (const auto& row : rows) list += fmt::format("{}{}", list.empty() ? "" : ", ", row.name);
-  return list;
-}
-
-template <typename Rows>
-auto find(const Rows& rows, std::string_view name) {
-  const auto* const row = std::ranges::find(rows, name, [](const auto& each) { return each.name; });
-  return row == std::end(rows) ? std::nullopt : std::optional(row->value);
-}
-
-template <typename Rows>
-auto parse(const Rows& rows, std::string_view name, std::string_view what) {
-  if (const auto value = find(rows, name)) return *value;
-  detail::throw_invalid("{}: '{}' is not one of {}", what, name, names(rows));
-}
-
 }  // namespace
 
 std::string_view version() noexcept {
@@ -104,13 +69,13 @@ std::string_view to_string(DType dtype) {
 std::optional<DType> find_dtype(std::string_view name) {
   constexpr std::string_view kTorch = "torch.";
   if (name.starts_with(kTorch)) name.remove_prefix(kTorch.size());
-  const auto found = find(kDTypes, name);
-  return found ? found : find(kDTypeSpellings, name);
+  const auto found = find_named(kDTypes, name);
+  return found ? found : find_named(kDTypeSpellings, name);
 }
 
 DType parse_dtype(std::string_view name) {
   const auto found = find_dtype(name);
-  return found ? *found : parse(kDTypes, name, "dtype");
+  return found ? *found : parse_named(kDTypes, name, "dtype");
 }
 
 std::optional<DType> parse_kv_cache_dtype(std::string_view name) {
@@ -119,7 +84,7 @@ std::optional<DType> parse_kv_cache_dtype(std::string_view name) {
   detail::throw_invalid_if(!found && name.starts_with("fp8"),
                            "Unrecognized FP8 dtype: {}, legal: fp8, fp8_e4m3, fp8_e5m2", name);
   if (!found)
-    detail::throw_invalid("kv_cache_dtype: '{}' is not one of auto, {}", name, names(kDTypes));
+    detail::throw_invalid("kv_cache_dtype: '{}' is not one of auto, {}", name, names_of(kDTypes));
   return found;
 }
 
@@ -128,7 +93,7 @@ std::string_view to_string(AttentionType type) {
 }
 
 AttentionType parse_attention_type(std::string_view name) {
-  return parse(kAttentionTypes, name, "attn_type");
+  return parse_named(kAttentionTypes, name, "attn_type");
 }
 
 std::string_view to_string(SpanRule rule) {
@@ -136,7 +101,7 @@ std::string_view to_string(SpanRule rule) {
 }
 
 SpanRule parse_span_rule(std::string_view name) {
-  return parse(kSpanRules, name, "span_rule");
+  return parse_named(kSpanRules, name, "span_rule");
 }
 
 std::string_view to_string(KVCacheLayout layout) {
@@ -144,8 +109,8 @@ std::string_view to_string(KVCacheLayout layout) {
 }
 
 KVCacheLayout parse_kv_cache_layout(std::string_view name) {
-  const auto found = find(kLayoutSpellings, name);
-  return found ? *found : parse(kLayouts, name, "layout");
+  const auto found = find_named(kLayoutSpellings, name);
+  return found ? *found : parse_named(kLayouts, name, "layout");
 }
 
 std::string_view to_string(KVCacheKind kind) {
@@ -153,8 +118,8 @@ std::string_view to_string(KVCacheKind kind) {
 }
 
 KVCacheKind parse_kv_cache_kind(std::string_view name) {
-  const auto found = find(kKindSpellings, name);
-  return found ? *found : parse(kKinds, name, "kind");
+  const auto found = find_named(kKindSpellings, name);
+  return found ? *found : parse_named(kKinds, name, "kind");
 }
 
 }  // namespace clattn

@@ -3,6 +3,7 @@
 #include <clattn/tuning.hpp>
 #include <variant>
 
+#include "base/names.hpp"
 #include "c_api/handles.hpp"
 
 using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
@@ -23,10 +24,10 @@ void give_device(const Device& found, ClattnDeviceId* device) {
 }
 
 HostAccess access_of(const char* name) {
-  return named<HostAccess>(name, "read_write", "access",
-                           {{"read", HostAccess::kRead},
-                            {"write", HostAccess::kWrite},
-                            {"read_write", HostAccess::kReadWrite}});
+  constexpr detail::Named<HostAccess> kNames[] = {{HostAccess::kRead, "read"},
+                                                  {HostAccess::kWrite, "write"},
+                                                  {HostAccess::kReadWrite, "read_write"}};
+  return detail::parse_named(kNames, text_or(name, "read_write"), "access");
 }
 
 /// Memory for the host; `bytes` becomes its address.

@@ -1,5 +1,6 @@
 #include <clattn/graph.hpp>
 
+#include "base/names.hpp"
 #include "c_api/handles.hpp"
 
 using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
@@ -32,10 +33,10 @@ BuilderOptions options_for(const Attention& layer, const ClattnStepOptions* give
 }
 
 ReplayMode replay_mode_of(const char* name) {
-  return named<ReplayMode>(name, "auto", "mode",
-                           {{"auto", ReplayMode::kAuto},
-                            {"launch_list", ReplayMode::kLaunchList},
-                            {"command_buffer", ReplayMode::kCommandBuffer}});
+  constexpr detail::Named<ReplayMode> kNames[] = {{ReplayMode::kAuto, "auto"},
+                                                  {ReplayMode::kLaunchList, "launch_list"},
+                                                  {ReplayMode::kCommandBuffer, "command_buffer"}};
+  return detail::parse_named(kNames, text_or(name, "auto"), "mode");
 }
 
 }  // namespace

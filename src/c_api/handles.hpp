@@ -279,18 +279,6 @@ template <typename Given, typename T>
 void take(Given given, T& value) {
   if (given != 0) value = given;
 }
-/// The value that a text names; null names `otherwise`.
-template <typename T, std::size_t kCount>
-T named(const char* text, const char* otherwise, const std::string& field,
-        const std::pair<const char*, T> (&names)[kCount]) {
-  const std::string given = text_or(text, otherwise);
-  std::string legal;
-  for (const auto& [name, value] : names) {
-    if (given == name) return value;
-    legal += (legal.empty() ? "" : ", ") + std::string(name);
-  }
-  detail::throw_invalid("{} is {}, legal: {}", field, given, legal);
-}
 
 inline cl_mem memory_of(const ClattnBuffer* buffer) {
   return buffer == nullptr ? nullptr : buffer->held.handle();

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/checked.hpp"
+#include "base/names.hpp"
 
 namespace clattn {
 
@@ -15,7 +16,9 @@ using detail::throw_invalid_if, detail::to_size;
 
 namespace {
 
-constexpr std::array<std::string_view, 3> kModeNames = {"none", "align", "all"};
+constexpr detail::Named<MambaCacheMode> kModes[] = {{MambaCacheMode::kNone, "none"},
+                                                    {MambaCacheMode::kAlign, "align"},
+                                                    {MambaCacheMode::kAll, "all"}};
 
 }  // namespace
 
@@ -36,17 +39,11 @@ KVCacheSpec detail::whole_spec(KVCacheSpec spec) {
 }
 
 std::string_view to_string(MambaCacheMode mode) {
-  const auto place = static_cast<std::size_t>(mode);
-  throw_invalid_if(place >= kModeNames.size(), "mamba_cache_mode is {}, legal: 0 … {}", place,
-                   kModeNames.size() - 1);
-  return kModeNames[place];
+  return detail::row_of(kModes, mode, "mamba_cache_mode").name;
 }
 
 MambaCacheMode parse_mamba_cache_mode(std::string_view name) {
-  const auto found = std::ranges::find(kModeNames, name);
-  throw_invalid_if(found == kModeNames.end(), "mamba_cache_mode: '{}' is not one of {}", name,
-                   fmt::join(kModeNames, ", "));
-  return static_cast<MambaCacheMode>(found - kModeNames.begin());
+  return detail::parse_named(kModes, name, "mamba_cache_mode");
 }
 
 namespace {

@@ -1,9 +1,8 @@
-#include <array>
 #include <clattn/recurrent.hpp>
 #include <utility>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
+#include "base/names.hpp"
 
 namespace clattn {
 
@@ -22,14 +21,13 @@ std::int64_t conv_rows(std::string_view name, std::int32_t width, std::int32_t n
   return std::int64_t{width} - 1 + num_spec;
 }
 
-template <typename Value, std::size_t kCount>
-Value parse_name(std::string_view what, std::string_view name,
-                 const std::array<std::pair<std::string_view, Value>, kCount>& names,
-                 std::string_view legal) {
-  for (const auto& [known, value] : names)
-    if (known == name) return value;
-  detail::throw_invalid("{}: {}, legal: {}", what, name, legal);
-}
+using detail::Named;
+
+constexpr Named<RecurrentActivation> kActivations[] = {{RecurrentActivation::kNone, "none"},
+                                                       {RecurrentActivation::kSilu, "silu"},
+                                                       {RecurrentActivation::kSigmoid, "sigmoid"}};
+constexpr Named<RecurrentRule> kRules[] = {{RecurrentRule::kDelta, "delta"},
+                                           {RecurrentRule::kAdditive, "additive"}};
 
 }  // namespace
 
@@ -76,34 +74,20 @@ std::vector<StateTensor> short_conv_state_shape(std::int32_t channels, std::int3
 }
 
 std::string_view to_string(RecurrentActivation activation) {
-  switch (activation) {
-    case RecurrentActivation::kNone:
-      return "none";
-    case RecurrentActivation::kSilu:
-      return "silu";
-    case RecurrentActivation::kSigmoid:
-      break;
-  }
-  return "sigmoid";
+  return detail::row_of(kActivations, activation, "activation").name;
 }
 
 RecurrentActivation parse_recurrent_activation(std::string_view name) {
-  using Named = std::pair<std::string_view, RecurrentActivation>;
-  constexpr std::array kNames = {
-      Named{"none", RecurrentActivation::kNone}, Named{"silu", RecurrentActivation::kSilu},
-      Named{"swish", RecurrentActivation::kSilu}, Named{"sigmoid", RecurrentActivation::kSigmoid}};
-  return parse_name("activation", name, kNames, "none, silu (or swish), sigmoid");
+  if (name == "swish") return RecurrentActivation::kSilu;
+  return detail::parse_named(kActivations, name, "activation");
 }
 
 std::string_view to_string(RecurrentRule rule) {
-  return rule == RecurrentRule::kDelta ? "delta" : "additive";
+  return detail::row_of(kRules, rule, "rule").name;
 }
 
 RecurrentRule parse_recurrent_rule(std::string_view name) {
-  using Named = std::pair<std::string_view, RecurrentRule>;
-  constexpr std::array kNames = {Named{"delta", RecurrentRule::kDelta},
-                                 Named{"additive", RecurrentRule::kAdditive}};
-  return parse_name("rule", name, kNames, "delta, additive");
+  return detail::parse_named(kRules, name, "rule");
 }
 
 }  // namespace clattn

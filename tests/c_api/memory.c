@@ -59,7 +59,7 @@ static void test_host_memory(const Fixture* fixture) {
   EXPECT_OK(clattn_buffer_map(buffer, queue, "write", &memory, &bytes));
   clattn_host_memory_destroy(memory);
   EXPECT_INVALID(clattn_buffer_map(buffer, queue, "append", &memory, &bytes),
-                 "access is append, legal: read, write, read_write");
+                 "access: 'append' is not one of read, write, read_write");
   EXPECT(memory == NULL);
   EXPECT_INVALID(clattn_buffer_map(NULL, queue, NULL, &memory, &bytes), "buffer is null");
   EXPECT_INVALID(clattn_buffer_map(buffer, NULL, NULL, &memory, &bytes), "queue is null");

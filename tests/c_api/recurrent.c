@@ -126,7 +126,7 @@ static void test_convolution(const Fixture* fixture, const ClattnRecurrentMetada
   EXPECT(first_of(fixture, out) == 4 * (1 + 1 + 4 + 16));
   conv.activation = "gelu";
   EXPECT_INVALID(clattn_causal_conv1d(fixture->context, fixture->queue, &conv, &states, metadata),
-                 "activation: gelu, legal: none, silu (or swish), sigmoid");
+                 "activation: 'gelu' is not one of none, silu, sigmoid");
   const int32_t targets[] = {-1, 1};
   ClattnBuffer* const to = buffer_with(fixture, targets, sizeof targets);
   ClattnMambaCopy copy = {.struct_size = sizeof copy, .conv_rows = 3, .conv_channels = 16};

@@ -257,7 +257,7 @@ TEST(RecurrentShapes, AsVllmLaysStatesOut) {
   EXPECT_EQ(error_text([] { clattn::short_conv_state_shape(0, 3, DType::kBF16); }),
             "short_conv_state_shape: channels is 0, legal: at least 1");
   EXPECT_EQ(error_text([] { clattn::parse_recurrent_activation("gelu"); }),
-            "activation: gelu, legal: none, silu (or swish), sigmoid");
+            "activation: 'gelu' is not one of none, silu, sigmoid");
   EXPECT_EQ(clattn::parse_recurrent_activation("swish"), clattn::RecurrentActivation::kSilu);
   EXPECT_EQ(clattn::parse_recurrent_rule("additive"), clattn::RecurrentRule::kAdditive);
 }
