@@ -28,7 +28,8 @@ std::string text_of(std::span<const std::int64_t> shape) {
 
 }  // namespace
 
-void check_lists(const RecurrentCall& call) {
+void begin_call(const RecurrentCall& call, Event* event) {
+  if (event != nullptr) event->reset();
   const RecurrentMetadata& of = call.metadata;
   require_in_order(call.queue);
   check_at_least(fmt::format("{}: num_reqs", call.name), of.num_reqs, 0);
@@ -86,6 +87,12 @@ ClaRows check_tensor(const RecurrentCall& call, const TensorRef& tensor, std::in
   const std::string name = fmt::format("{}: {}", call.name, field);
   return {tensor.offset,
           bounded_token_stride(tensor, {call.metadata.num_tokens, width, dtype}, name)};
+}
+
+cl_mem bind_tensor(const RecurrentCall& call, const TensorRef& tensor, std::int64_t width,
+                   DType dtype, std::string_view field, ClaRows& place) {
+  place = check_tensor(call, tensor, width, dtype, field);
+  return tensor.buffer;
 }
 
 ClaRecurrentLists bound_lists(const RecurrentMetadata& metadata, std::int64_t num_blocks) {

@@ -20,8 +20,9 @@ struct RecurrentCall {
   const RecurrentMetadata& metadata;
 };
 
-/// Throws kInvalidArgument unless the queue is in-order and the lists are as long as they say.
-void check_lists(const RecurrentCall& call);
+/// Empties the event. Throws kInvalidArgument unless the queue is in-order and the lists are as
+/// long as they say.
+void begin_call(const RecurrentCall& call, Event* event);
 /// Throws kInvalidArgument unless pages of this shape lie in the view's buffer and hold what the
 /// metadata names. A size of -1 may be any from 1 on.
 void check_states(const RecurrentCall& call, const StateView& states,
@@ -34,6 +35,9 @@ void check_values(const RecurrentCall& call, const Buffer& buffer, std::int64_t 
 /// The place of a tensor of the step's tokens, which must lie in its buffer.
 ClaRows check_tensor(const RecurrentCall& call, const TensorRef& tensor, std::int64_t width,
                      DType dtype, std::string_view field);
+/// The same; returns the tensor's buffer.
+cl_mem bind_tensor(const RecurrentCall& call, const TensorRef& tensor, std::int64_t width,
+                   DType dtype, std::string_view field, ClaRows& place);
 
 ClaRecurrentLists bound_lists(const RecurrentMetadata& metadata, std::int64_t num_blocks);
 /// Binds the lists' buffers, in the order of CLA_LISTS.

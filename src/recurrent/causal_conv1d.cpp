@@ -52,8 +52,7 @@ void check_conv_states(const RecurrentCall& call, const CausalConv1d& conv,
 
 void run_conv(const RecurrentCall& call, const CausalConv1d& conv, const ConvGates* gates,
               const StateView& states, Event* event) {
-  if (event != nullptr) event->reset();
-  detail::check_lists(call);
+  detail::begin_call(call, event);
   check_conv(call, conv);
   check_conv_states(call, conv, states);
   ClaCausalConv terms{};

@@ -142,7 +142,7 @@ void run_delta_rule(const RecurrentCall& call, DeltaRuleCall& rule, const StateV
 
 namespace {
 
-using detail::check_tensor, detail::DeltaRuleCall, detail::RecurrentCall, detail::throw_invalid_if;
+using detail::bind_tensor, detail::DeltaRuleCall, detail::RecurrentCall, detail::throw_invalid_if;
 
 /// Gates of one of the two forms.
 void take_gates(const RecurrentCall& call, const GatedDeltaRule& given, DeltaRuleCall& rule) {
@@ -166,11 +166,11 @@ void take_gates(const RecurrentCall& call, const GatedDeltaRule& given, DeltaRul
   const TensorRef& beta = raw ? given.b : given.beta;
   const std::int64_t heads = given.num_v_heads;
   const std::int64_t numbers = heads * (given.decay_by_channel ? given.head_k_dim : 1);
-  rule.terms.decay = check_tensor(call, decay, numbers, given.gate_dtype, raw ? "a" : "g");
-  rule.decay = decay.buffer;
+  rule.decay =
+      bind_tensor(call, decay, numbers, given.gate_dtype, raw ? "a" : "g", rule.terms.decay);
   if (delta)
-    rule.terms.beta = check_tensor(call, beta, heads, given.gate_dtype, raw ? "b" : "beta");
-  rule.beta = beta.buffer;
+    rule.beta =
+        bind_tensor(call, beta, heads, given.gate_dtype, raw ? "b" : "beta", rule.terms.beta);
   if (!raw) return;
   detail::check_values(call, given.A_log, heads, DType::kF32, "A_log");
   if (given.dt_bias) detail::check_values(call, given.dt_bias, numbers, DType::kF32, "dt_bias");
@@ -185,8 +185,7 @@ void take_gates(const RecurrentCall& call, const GatedDeltaRule& given, DeltaRul
 
 void gated_delta_rule(const RecurrentCall& call, const GatedDeltaRule& given,
                       const StateView& states, bool in_chunks, Event* event) {
-  if (event != nullptr) event->reset();
-  detail::check_lists(call);
+  detail::begin_call(call, event);
   DeltaRuleCall rule;
   rule.dtype = given.dtype;
   rule.gate_dtype = given.gate_dtype;
@@ -201,14 +200,10 @@ void gated_delta_rule(const RecurrentCall& call, const GatedDeltaRule& given,
   detail::check_heads(call, rule);
   const std::int64_t keys = std::int64_t{given.num_k_heads} * given.head_k_dim;
   const std::int64_t values = std::int64_t{given.num_v_heads} * given.head_v_dim;
-  rule.terms.query = check_tensor(call, given.query, keys, given.dtype, "query");
-  rule.terms.key = check_tensor(call, given.key, keys, given.dtype, "key");
-  rule.terms.value = check_tensor(call, given.value, values, given.dtype, "value");
-  rule.terms.out = check_tensor(call, given.out, values, given.dtype, "out");
-  rule.query = given.query.buffer;
-  rule.key = given.key.buffer;
-  rule.value = given.value.buffer;
-  rule.out = given.out.buffer;
+  rule.query = bind_tensor(call, given.query, keys, given.dtype, "query", rule.terms.query);
+  rule.key = bind_tensor(call, given.key, keys, given.dtype, "key", rule.terms.key);
+  rule.value = bind_tensor(call, given.value, values, given.dtype, "value", rule.terms.value);
+  rule.out = bind_tensor(call, given.out, values, given.dtype, "out", rule.terms.out);
   if (call.metadata.num_tokens != 0) take_gates(call, given, rule);
   const float scale = given.scale.value_or(1.0F / std::sqrt(static_cast<float>(given.head_k_dim)));
   throw_invalid_if(!std::isfinite(scale), "{}: scale is {}, legal: finite numbers", call.name,

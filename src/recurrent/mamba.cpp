@@ -9,12 +9,11 @@ namespace clattn {
 
 namespace {
 
-using detail::check_tensor, detail::check_values, detail::DeltaRuleCall, detail::RecurrentCall;
+using detail::bind_tensor, detail::check_values, detail::DeltaRuleCall, detail::RecurrentCall;
 
 void mamba2(const RecurrentCall& call, const SelectiveStateUpdate& given, const StateView& states,
             bool in_chunks, Event* event) {
-  if (event != nullptr) event->reset();
-  detail::check_lists(call);
+  detail::begin_call(call, event);
   DeltaRuleCall rule;
   rule.gates = detail::GateSource::kStep;
   rule.rule = RecurrentRule::kAdditive;
@@ -28,19 +27,13 @@ void mamba2(const RecurrentCall& call, const SelectiveStateUpdate& given, const 
   detail::check_heads(call, rule);
   const std::int64_t values = std::int64_t{given.num_heads} * given.head_dim;
   const std::int64_t keys = std::int64_t{given.n_groups} * given.state_size;
-  rule.terms.query = check_tensor(call, given.C, keys, given.dtype, "C");
-  rule.terms.key = check_tensor(call, given.B, keys, given.dtype, "B");
-  rule.terms.value = check_tensor(call, given.x, values, given.dtype, "x");
-  rule.terms.out = check_tensor(call, given.out, values, given.dtype, "out");
-  rule.terms.decay = check_tensor(call, given.dt, given.num_heads, given.dtype, "dt");
+  rule.query = bind_tensor(call, given.C, keys, given.dtype, "C", rule.terms.query);
+  rule.key = bind_tensor(call, given.B, keys, given.dtype, "B", rule.terms.key);
+  rule.value = bind_tensor(call, given.x, values, given.dtype, "x", rule.terms.value);
+  rule.out = bind_tensor(call, given.out, values, given.dtype, "out", rule.terms.out);
+  rule.decay = bind_tensor(call, given.dt, given.num_heads, given.dtype, "dt", rule.terms.decay);
   if (given.z.buffer != nullptr)
-    rule.terms.z = check_tensor(call, given.z, values, given.dtype, "z");
-  rule.query = given.C.buffer;
-  rule.key = given.B.buffer;
-  rule.value = given.x.buffer;
-  rule.out = given.out.buffer;
-  rule.decay = given.dt.buffer;
-  rule.z = given.z.buffer;
+    rule.z = bind_tensor(call, given.z, values, given.dtype, "z", rule.terms.z);
   check_values(call, given.A, given.num_heads, DType::kF32, "A");
   if (given.D) check_values(call, given.D, given.num_heads, DType::kF32, "D");
   if (given.dt_bias) check_values(call, given.dt_bias, given.num_heads, DType::kF32, "dt_bias");
@@ -74,8 +67,7 @@ void lightning_attention(const Context& context, cl_command_queue queue,
                          const LightningAttention& attention, const StateView& states,
                          const RecurrentMetadata& metadata, Event* event) {
   const RecurrentCall call{context, queue, "lightning_attention", metadata};
-  if (event != nullptr) event->reset();
-  detail::check_lists(call);
+  detail::begin_call(call, event);
   DeltaRuleCall rule;
   rule.gates = detail::GateSource::kConstant;
   rule.rule = RecurrentRule::kAdditive;
@@ -85,14 +77,12 @@ void lightning_attention(const Context& context, cl_command_queue queue,
   rule.in_chunks = true;
   detail::check_heads(call, rule);
   const std::int64_t width = std::int64_t{attention.num_heads} * attention.head_size;
-  rule.terms.query = check_tensor(call, attention.query, width, attention.dtype, "query");
-  rule.terms.key = check_tensor(call, attention.key, width, attention.dtype, "key");
-  rule.terms.value = check_tensor(call, attention.value, width, attention.dtype, "value");
-  rule.terms.out = check_tensor(call, attention.out, width, attention.dtype, "out");
-  rule.query = attention.query.buffer;
-  rule.key = attention.key.buffer;
-  rule.value = attention.value.buffer;
-  rule.out = attention.out.buffer;
+  rule.query =
+      bind_tensor(call, attention.query, width, attention.dtype, "query", rule.terms.query);
+  rule.key = bind_tensor(call, attention.key, width, attention.dtype, "key", rule.terms.key);
+  rule.value =
+      bind_tensor(call, attention.value, width, attention.dtype, "value", rule.terms.value);
+  rule.out = bind_tensor(call, attention.out, width, attention.dtype, "out", rule.terms.out);
   check_values(call, attention.log_decay, attention.num_heads, DType::kF32, "log_decay");
   rule.a_log = attention.log_decay;
   detail::throw_invalid_if(!std::isfinite(attention.scale),

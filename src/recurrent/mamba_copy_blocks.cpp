@@ -53,8 +53,7 @@ void mamba_copy_blocks(const Context& context, cl_command_queue queue, const Sta
                        const StateView& states, const RecurrentMetadata& metadata,
                        const DeviceList& targets, Event* event) {
   const RecurrentCall call{context, queue, "mamba_copy_blocks", metadata};
-  if (event != nullptr) event->reset();
-  detail::check_lists(call);
+  detail::begin_call(call, event);
   check_views(call, conv_states, states);
   detail::check_at_least("mamba_copy_blocks: targets: offset", targets.offset, 0);
   if (metadata.num_reqs == 0) return;
