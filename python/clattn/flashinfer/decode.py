@@ -141,9 +141,6 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             out=out, lse=lse, return_lse=return_lse, sinks=sinks,
         )  # fmt: skip
 
-    def run_return_lse(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(*args, **{**kwargs, "return_lse": True})
-
     def forward(
         self,
         q: Any,
@@ -166,8 +163,5 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         )  # fmt: skip
         return self._run(
             q, paged_kv_cache, layer, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
-            out=None, lse=None, return_lse=return_lse, sinks=None,
+            return_lse=return_lse,
         )  # fmt: skip
-
-    def forward_return_lse(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **{**kwargs, "return_lse": True})

@@ -199,9 +199,6 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             lse_layout=lse_layout,
         )  # fmt: skip
 
-    def run_return_lse(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(*args, **{**kwargs, "return_lse": True})
-
     def forward(
         self,
         q: Any,
@@ -225,9 +222,5 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             sm_scale=sm_scale, rope_scale=rope_scale, rope_theta=rope_theta,
         )  # fmt: skip
         return self._run(
-            q, paged_kv_cache, layer, q_scale=None, k_scale=k_scale, v_scale=v_scale,
-            out=None, lse=None, return_lse=return_lse, sinks=None,
-        )  # fmt: skip
-
-    def forward_return_lse(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **{**kwargs, "return_lse": True})
+            q, paged_kv_cache, layer, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse
+        )

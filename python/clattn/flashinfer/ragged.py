@@ -194,9 +194,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         only_out = lse is not None and not keywords["return_lse"]
         return scaled(result[0] if only_out else result, v_scale)
 
-    def run_return_lse(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(*args, **{**kwargs, "return_lse": True})
-
     def forward(
         self,
         q: Any,
@@ -218,9 +215,5 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             use_fp16_qk_reduction=use_fp16_qk_reduction, logits_soft_cap=logits_soft_cap,
             sm_scale=sm_scale, rope_scale=rope_scale, rope_theta=rope_theta,
         )  # fmt: skip
-        return self._attend(
-            layer.keywords(return_lse), q, k, v, v_scale=None, lse=None, **lse_words("log2", "NH")
-        )
-
-    def forward_return_lse(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **{**kwargs, "return_lse": True})
+        keywords = layer.keywords(return_lse)
+        return self._attend(keywords, q, k, v, v_scale=None, lse=None, lse_base="2")

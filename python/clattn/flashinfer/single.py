@@ -14,7 +14,7 @@ from clattn.flashinfer.arguments import (
     refuse,
     scale_of,
 )
-from clattn.flashinfer.wrapper import HEAD_SCALES, lse_words, scaled
+from clattn.flashinfer.wrapper import HEAD_SCALES, scaled
 from clattn.foreign import dense, host_array
 
 
@@ -127,7 +127,7 @@ def single_prefill_with_kv_cache(
     )  # fmt: skip
     result = clattn.attention(
         query, keys, values, query_start_loc=[0, len(query)], key_start_loc=[0, len(keys)],
-        **lse_words("log2", "NH"), device=device, queue=queue,
+        lse_base="2", device=device, queue=queue,
         **layer.keywords(return_lse, scale_of(k_scale, "k_scale")),
     )  # fmt: skip
     return scaled(result, v_scale)

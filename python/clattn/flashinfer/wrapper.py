@@ -92,6 +92,12 @@ class Wrapper:
     def end_forward(self) -> None:
         """Does nothing, as in FlashInfer."""
 
+    def run_return_lse(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **{**kwargs, "return_lse": True})
+
+    def forward_return_lse(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **{**kwargs, "return_lse": True})
+
     def _planned(self, **changes: Any) -> Any:
         if self._layer is None:
             raise InvalidArgument("run(): no plan, legal after plan()")
@@ -158,13 +164,13 @@ class PagedWrapper(Wrapper):
         paged_kv_cache: Any,
         layer: Any,
         *,
-        q_scale: Any,
+        q_scale: Any = None,
         k_scale: Any,
         v_scale: Any,
-        out: Any,
-        lse: Any,
+        out: Any = None,
+        lse: Any = None,
         return_lse: bool,
-        sinks: Any,
+        sinks: Any = None,
         lse_base: str = "log2",
         lse_layout: str = "NH",
     ) -> Any:
