@@ -162,36 +162,8 @@ void bind_convolutions(nb::module_& module) {
       "width"_a = 3, "out = out_gate * conv(in_gate * x).");
 }
 
-struct RuleArguments {
-  nb::handle query, key, value, out, g, beta, a, b, a_log, dt_bias;
-};
-
 using RuleCall = void (*)(const Context&, cl_command_queue, const GatedDeltaRule&, const StateView&,
                           const RecurrentMetadata&, Event*);
-
-Event run_rule(RuleCall call, const Context& context, const Queue& queue, GatedDeltaRule rule,
-               const RuleArguments& given, const StateView& states,
-               const RecurrentMetadata& metadata) {
-  CallTensors tensors(context, queue);
-  rule.num_v_heads = size_of_page(states, 0, 3);
-  rule.head_v_dim = size_of_page(states, 1, 3);
-  rule.head_k_dim = size_of_page(states, 2, 3);
-  const std::int64_t keys = std::int64_t{rule.num_k_heads} * rule.head_k_dim;
-  const std::int64_t values = std::int64_t{rule.num_v_heads} * rule.head_v_dim;
-  const std::int64_t heads = rule.num_v_heads;
-  const std::int64_t decays = rule.decay_by_channel ? heads * rule.head_k_dim : heads;
-  rule.query = tensors.input(given.query, rule.dtype, keys, "query");
-  rule.key = tensors.input(given.key, rule.dtype, keys, "key");
-  rule.value = tensors.input(given.value, rule.dtype, values, "value");
-  rule.out = tensors.output(given.out, rule.dtype, values, "out");
-  rule.g = tensors.input(given.g, rule.gate_dtype, decays, "g");
-  rule.beta = tensors.input(given.beta, rule.gate_dtype, heads, "beta");
-  rule.a = tensors.input(given.a, rule.gate_dtype, decays, "a");
-  rule.b = tensors.input(given.b, rule.gate_dtype, heads, "b");
-  rule.A_log = tensors.values<float>(given.a_log, "A_log");
-  rule.dt_bias = tensors.values<float>(given.dt_bias, "dt_bias");
-  return tensors.run([&](Event* event) { call(context, queue, rule, states, metadata, event); });
-}
 
 void bind_rule(nb::module_& module, const char* name, RuleCall call, const char* doc) {
   module.def(
@@ -203,17 +175,35 @@ void bind_rule(nb::module_& module, const char* name, RuleCall call, const char*
              nb::handle dt_bias, std::optional<float> gate_lower_bound, nb::handle gate_dtype,
              bool decay_by_channel, const std::string& rule, bool use_qk_l2norm_in_kernel,
              std::optional<float> scale) {
+        CallTensors tensors(context, queue);
         GatedDeltaRule taken;
         taken.dtype = parse_dtype(name_of(dtype));
         taken.gate_dtype = parse_dtype(name_of(gate_dtype));
         taken.num_k_heads = num_k_heads;
+        taken.num_v_heads = size_of_page(states, 0, 3);
+        taken.head_v_dim = size_of_page(states, 1, 3);
+        taken.head_k_dim = size_of_page(states, 2, 3);
         taken.decay_by_channel = decay_by_channel;
         taken.rule = parse_recurrent_rule(rule);
         taken.use_qk_l2norm_in_kernel = use_qk_l2norm_in_kernel;
         taken.scale = scale;
         taken.gate_lower_bound = gate_lower_bound;
-        return run_rule(call, context, queue, taken,
-                        {query, key, value, out, g, beta, a, b, a_log, dt_bias}, states, metadata);
+        const std::int64_t keys = std::int64_t{num_k_heads} * taken.head_k_dim;
+        const std::int64_t values = std::int64_t{taken.num_v_heads} * taken.head_v_dim;
+        const std::int64_t heads = taken.num_v_heads;
+        const std::int64_t decays = decay_by_channel ? heads * taken.head_k_dim : heads;
+        taken.query = tensors.input(query, taken.dtype, keys, "query");
+        taken.key = tensors.input(key, taken.dtype, keys, "key");
+        taken.value = tensors.input(value, taken.dtype, values, "value");
+        taken.out = tensors.output(out, taken.dtype, values, "out");
+        taken.g = tensors.input(g, taken.gate_dtype, decays, "g");
+        taken.beta = tensors.input(beta, taken.gate_dtype, heads, "beta");
+        taken.a = tensors.input(a, taken.gate_dtype, decays, "a");
+        taken.b = tensors.input(b, taken.gate_dtype, heads, "b");
+        taken.A_log = tensors.values<float>(a_log, "A_log");
+        taken.dt_bias = tensors.values<float>(dt_bias, "dt_bias");
+        return tensors.run(
+            [&](Event* event) { call(context, queue, taken, states, metadata, event); });
       },
       "context"_a, "queue"_a, "query"_a, "key"_a, "value"_a, "out"_a, "states"_a, "metadata"_a,
       nb::kw_only(), "dtype"_a, "num_k_heads"_a, "g"_a = nb::none(), "beta"_a = nb::none(),
@@ -222,33 +212,8 @@ void bind_rule(nb::module_& module, const char* name, RuleCall call, const char*
       "rule"_a = "delta", "use_qk_l2norm_in_kernel"_a = true, "scale"_a = nb::none(), doc);
 }
 
-struct MambaArguments {
-  nb::handle x, dt, b, c, out, a, z, d, dt_bias;
-};
-
 using MambaCall = void (*)(const Context&, cl_command_queue, const SelectiveStateUpdate&,
                            const StateView&, const RecurrentMetadata&, Event*);
-
-Event run_mamba(MambaCall call, const Context& context, const Queue& queue,
-                SelectiveStateUpdate update, const MambaArguments& given, const StateView& states,
-                const RecurrentMetadata& metadata) {
-  CallTensors tensors(context, queue);
-  update.num_heads = size_of_page(states, 0, 3);
-  update.head_dim = size_of_page(states, 1, 3);
-  update.state_size = size_of_page(states, 2, 3);
-  const std::int64_t values = std::int64_t{update.num_heads} * update.head_dim;
-  const std::int64_t keys = std::int64_t{update.n_groups} * update.state_size;
-  update.x = tensors.input(given.x, update.dtype, values, "x");
-  update.dt = tensors.input(given.dt, update.dtype, update.num_heads, "dt");
-  update.B = tensors.input(given.b, update.dtype, keys, "B");
-  update.C = tensors.input(given.c, update.dtype, keys, "C");
-  update.z = tensors.input(given.z, update.dtype, values, "z");
-  update.out = tensors.output(given.out, update.dtype, values, "out");
-  update.A = tensors.values<float>(given.a, "A");
-  update.D = tensors.values<float>(given.d, "D");
-  update.dt_bias = tensors.values<float>(given.dt_bias, "dt_bias");
-  return tensors.run([&](Event* event) { call(context, queue, update, states, metadata, event); });
-}
 
 void bind_mamba(nb::module_& module, const char* name, MambaCall call) {
   module.def(
@@ -258,14 +223,29 @@ void bind_mamba(nb::module_& module, const char* name, MambaCall call) {
              const RecurrentMetadata& metadata, nb::handle a, nb::handle dtype,
              std::int32_t n_groups, nb::handle z, nb::handle d, nb::handle dt_bias,
              bool dt_softplus, float dt_min, float dt_max) {
+        CallTensors tensors(context, queue);
         SelectiveStateUpdate update;
         update.dtype = parse_dtype(name_of(dtype));
         update.n_groups = n_groups;
+        update.num_heads = size_of_page(states, 0, 3);
+        update.head_dim = size_of_page(states, 1, 3);
+        update.state_size = size_of_page(states, 2, 3);
         update.dt_softplus = dt_softplus;
         update.dt_min = dt_min;
         update.dt_max = dt_max;
-        return run_mamba(call, context, queue, update, {x, dt, b, c, out, a, z, d, dt_bias}, states,
-                         metadata);
+        const std::int64_t values = std::int64_t{update.num_heads} * update.head_dim;
+        const std::int64_t keys = std::int64_t{n_groups} * update.state_size;
+        update.x = tensors.input(x, update.dtype, values, "x");
+        update.dt = tensors.input(dt, update.dtype, update.num_heads, "dt");
+        update.B = tensors.input(b, update.dtype, keys, "B");
+        update.C = tensors.input(c, update.dtype, keys, "C");
+        update.z = tensors.input(z, update.dtype, values, "z");
+        update.out = tensors.output(out, update.dtype, values, "out");
+        update.A = tensors.values<float>(a, "A");
+        update.D = tensors.values<float>(d, "D");
+        update.dt_bias = tensors.values<float>(dt_bias, "dt_bias");
+        return tensors.run(
+            [&](Event* event) { call(context, queue, update, states, metadata, event); });
       },
       "context"_a, "queue"_a, "x"_a, "dt"_a, "B"_a, "C"_a, "out"_a, "states"_a, "metadata"_a,
       nb::kw_only(), "A"_a, "dtype"_a, "n_groups"_a = 1, "z"_a = nb::none(), "D"_a = nb::none(),
