@@ -293,8 +293,8 @@ inline TensorRef tensor_of(const ClattnTensorRef& tensor) {
 inline Event* event_of(ClattnEvent* event) {
   return event == nullptr ? nullptr : &event->held;
 }
-inline DType dtype_of(const char* name, const char* otherwise = "f16") {
-  return parse_dtype(text_or(name, otherwise));
+inline DType dtype_of(const char* name, DType otherwise = DType::kF16) {
+  return name == nullptr ? otherwise : parse_dtype(name);
 }
 inline std::optional<KVCacheLayout> layout_of(const char* name) {
   return name == nullptr ? std::nullopt : std::optional(parse_kv_cache_layout(name));

@@ -72,7 +72,7 @@ KVCacheGroupSpec group_of(const ClattnCacheGroup& given) {
 
 StateTensor state_of(const ClattnStateTensor& given) {
   const auto shape = elements(given.shape, given.num_dims, "spec: states: shape");
-  return {.shape = {shape.begin(), shape.end()}, .dtype = dtype_of(given.dtype, "f32")};
+  return {.shape = {shape.begin(), shape.end()}, .dtype = dtype_of(given.dtype, DType::kF32)};
 }
 
 template <typename Pointer>

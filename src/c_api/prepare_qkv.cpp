@@ -40,7 +40,7 @@ std::optional<RotaryEmbedding> rope_of(const ClattnPrepareQKV& given) {
     return std::nullopt;
   }
   rope.cos_sin_cache = buffer_of(given.cos_sin_cache);
-  rope.dtype = dtype_of(given.cos_sin_dtype, "f32");
+  rope.dtype = dtype_of(given.cos_sin_dtype, DType::kF32);
   rope.rotary_dim = given.rotary_dim;
   rope.is_neox = given.is_interleaved == 0;
   rope.rotates_tail = given.rotates_tail != 0;
@@ -57,7 +57,7 @@ PrepareQKV clattn::c_api::prepare_of(const ClattnPrepareQKV& given) {
   take(given.head_size, call.head_size);
   take(given.position_bits, call.position_bits);
   call.num_tokens = given.num_tokens;
-  call.dtype = dtype_of(given.dtype, "bf16");
+  call.dtype = dtype_of(given.dtype, DType::kBF16);
   call.query = tensor_of(given.query);
   call.key = tensor_of(given.key);
   call.value = tensor_of(given.value);

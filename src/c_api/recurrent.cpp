@@ -7,21 +7,18 @@ using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-/// A type, an activation's name or a size that 0 or NULL leaves to the default.
-DType type_or(const char* name, DType otherwise) {
-  return name == nullptr ? otherwise : parse_dtype(name);
-}
+/// 0 leaves a number to the default.
 std::optional<float> number_or_none(double value) {
   return value == 0 ? std::nullopt : std::optional(static_cast<float>(value));
 }
 
 /// Pages of the application, which keeps them.
 StateView states_of(const ClattnStateView* view, const char* name, std::vector<std::int64_t> shape,
-                    DType dtype) {
+                    const char* dtype, DType otherwise = DType::kF32) {
   const ClattnStateView& given = read(view, name);
   detail::throw_invalid_if(given.buffer == nullptr, "{}: buffer is null, legal: a cl_mem", name);
   return {Buffer::adopt(given.buffer),
-          {std::move(shape), dtype},
+          {std::move(shape), dtype_of(dtype, otherwise)},
           given.num_blocks,
           given.offset,
           given.block_stride};
@@ -110,11 +107,12 @@ ClattnResult clattn_causal_conv1d(const ClattnContext* context, const ClattnQueu
     taken.bias = buffer_of(given.bias);
     taken.channels = given.channels;
     take(given.width, taken.width);
-    taken.dtype = type_or(given.dtype, taken.dtype);
-    taken.weight_dtype = type_or(given.weight_dtype, taken.dtype);
+    taken.dtype = dtype_of(given.dtype, taken.dtype);
+    taken.weight_dtype = dtype_of(given.weight_dtype, taken.dtype);
     taken.activation = parse_recurrent_activation(text_or(given.activation, "silu"));
     const std::int64_t rows = given.state_rows != 0 ? given.state_rows : taken.width - 1;
-    const StateView pages = states_of(states, "states", {rows, given.channels}, taken.dtype);
+    const StateView pages =
+        states_of(states, "states", {rows, given.channels}, nullptr, taken.dtype);
     const bool gates = given.in_gate.buffer != nullptr;
     detail::throw_invalid_if(gates != (given.out_gate.buffer != nullptr),
                              "conv: only {} is given, legal: both gates or none",
@@ -151,15 +149,15 @@ ClattnResult clattn_gated_delta_rule(const ClattnContext* context, const ClattnQ
     take(given.num_v_heads, taken.num_v_heads);
     take(given.head_k_dim, taken.head_k_dim);
     take(given.head_v_dim, taken.head_v_dim);
-    taken.dtype = type_or(given.dtype, taken.dtype);
-    taken.gate_dtype = type_or(given.gate_dtype, taken.gate_dtype);
+    taken.dtype = dtype_of(given.dtype, taken.dtype);
+    taken.gate_dtype = dtype_of(given.gate_dtype, taken.gate_dtype);
     taken.decay_by_channel = given.decay_by_channel != 0;
     taken.rule = given.additive != 0 ? RecurrentRule::kAdditive : RecurrentRule::kDelta;
     taken.use_qk_l2norm_in_kernel = given.no_qk_l2norm == 0;
     taken.scale = number_or_none(given.scale);
     const StateView pages =
         states_of(states, "states", {taken.num_v_heads, taken.head_v_dim, taken.head_k_dim},
-                  type_or(given.state_dtype, DType::kF32));
+                  given.state_dtype);
     const auto call =
         given.in_chunks != 0 ? chunk_gated_delta_rule : fused_recurrent_gated_delta_rule;
     call(*held(context), held(queue), taken, pages, batch_of(metadata), event_of(given.event));
@@ -186,13 +184,12 @@ ClattnResult clattn_selective_state_update(const ClattnContext* context, const C
     take(given.n_groups, taken.n_groups);
     take(given.head_dim, taken.head_dim);
     take(given.state_size, taken.state_size);
-    taken.dtype = type_or(given.dtype, taken.dtype);
+    taken.dtype = dtype_of(given.dtype, taken.dtype);
     taken.dt_softplus = given.no_softplus == 0;
     taken.dt_min = static_cast<float>(given.dt_min);
     taken.dt_max = number_or_none(given.dt_max).value_or(taken.dt_max);
-    const StateView pages =
-        states_of(states, "states", {taken.num_heads, taken.head_dim, taken.state_size},
-                  type_or(given.state_dtype, DType::kF32));
+    const StateView pages = states_of(
+        states, "states", {taken.num_heads, taken.head_dim, taken.state_size}, given.state_dtype);
     const auto call = given.in_chunks != 0 ? mamba_chunk_scan_combined : selective_state_update;
     call(*held(context), held(queue), taken, pages, batch_of(metadata), event_of(given.event));
   });
@@ -212,11 +209,10 @@ ClattnResult clattn_lightning_attention(const ClattnContext* context, const Clat
     taken.log_decay = buffer_of(given.log_decay);
     take(given.num_heads, taken.num_heads);
     take(given.head_size, taken.head_size);
-    taken.dtype = type_or(given.dtype, taken.dtype);
+    taken.dtype = dtype_of(given.dtype, taken.dtype);
     taken.scale = number_or_none(given.scale).value_or(taken.scale);
-    const StateView pages =
-        states_of(states, "states", {taken.num_heads, taken.head_size, taken.head_size},
-                  type_or(given.state_dtype, DType::kF32));
+    const StateView pages = states_of(
+        states, "states", {taken.num_heads, taken.head_size, taken.head_size}, given.state_dtype);
     lightning_attention(*held(context), held(queue), taken, pages, batch_of(metadata),
                         event_of(given.event));
   });
@@ -235,8 +231,8 @@ ClattnResult clattn_rms_norm_gated(const ClattnContext* context, const ClattnQue
     take(given.num_heads, taken.num_heads);
     take(given.width, taken.width);
     taken.eps = static_cast<float>(given.eps);
-    taken.dtype = type_or(given.dtype, taken.dtype);
-    taken.weight_dtype = type_or(given.weight_dtype, taken.dtype);
+    taken.dtype = dtype_of(given.dtype, taken.dtype);
+    taken.weight_dtype = dtype_of(given.weight_dtype, taken.dtype);
     taken.activation = parse_recurrent_activation(text_or(given.activation, "silu"));
     taken.norm_before_gate = given.gate_before_norm == 0;
     rms_norm_gated(*held(context), held(queue), taken, event_of(given.event));
@@ -250,12 +246,10 @@ ClattnResult clattn_mamba_copy_blocks(const ClattnContext* context, const Clattn
     const ClattnMambaCopy& given = read(copy, "copy");
     StateView conv, states;
     if (given.conv_states != nullptr)
-      conv =
-          states_of(given.conv_states, "copy: conv_states", {given.conv_rows, given.conv_channels},
-                    type_or(given.conv_dtype, DType::kBF16));
+      conv = states_of(given.conv_states, "copy: conv_states",
+                       {given.conv_rows, given.conv_channels}, given.conv_dtype, DType::kBF16);
     if (given.states != nullptr)
-      states = states_of(given.states, "copy: states", {given.state_elements},
-                         type_or(given.state_dtype, DType::kF32));
+      states = states_of(given.states, "copy: states", {given.state_elements}, given.state_dtype);
     mamba_copy_blocks(*held(context), held(queue), conv, states, batch_of(metadata),
                       {buffer_of(given.targets), given.targets_offset}, event_of(given.event));
   });
