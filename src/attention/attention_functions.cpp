@@ -16,6 +16,7 @@
 #include "base/error.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
+#include "kv_cache/op_kernel.hpp"
 #include "metadata/validate.hpp"
 #include "opencl/call_memory.hpp"
 #include "opencl/copy.hpp"
@@ -182,12 +183,10 @@ struct OtherLse {
   CallMemory::Lease made;  ///< [tokens, heads], base e
 };
 
-/// Throws unless each of the elements has a place, and the buffer nothing else of the call.
+/// Throws unless each of the elements has a place of its own, and the buffer nothing else of the
+/// call.
 void check_lse(const AttentionArguments& call, const LseRef& lse, std::int64_t num_tokens,
                std::int32_t num_heads) {
-  throw_invalid_if(lse.offset < 0 || lse.token_stride < 0 || lse.head_stride < 0,
-                   "lse: offset {}, token_stride {}, head_stride {}, legal: >= 0", lse.offset,
-                   lse.token_stride, lse.head_stride);
   const auto nested = [](std::int64_t outer, std::int64_t inner, std::int64_t count) {
     return inner >= 1 && outer / inner >= count;
   };
@@ -200,12 +199,6 @@ void check_lse(const AttentionArguments& call, const LseRef& lse, std::int64_t n
                    "lse: token_stride {} and head_stride {}, legal: those that keep {} tokens and "
                    "{} heads apart",
                    lse.token_stride, lse.head_stride, num_tokens, num_heads);
-  const std::int64_t last_head =
-      detail::checked_mul(num_heads - std::int64_t{1}, lse.head_stride, "lse");
-  detail::check_rows({lse.buffer, DType::kF32},
-                     {lse.offset, num_tokens, lse.token_stride,
-                      detail::checked_add(last_head, std::int64_t{1}, "lse")},
-                     "lse");
   for (const cl_mem other :
        {call.output.buffer, call.output_fp8, call.query.buffer, call.key.buffer, call.value.buffer})
     throw_invalid_if(other == lse.buffer,
@@ -218,12 +211,8 @@ std::optional<OtherLse> other_lse(Served& served, const AttentionArguments& call
                                   std::int64_t num_tokens) {
   if (call.lse.buffer == nullptr || is_plain(call.lse, call.lse_base)) return std::nullopt;
   const std::int32_t heads = served.config.num_heads;
-  LseRef wanted = call.lse;
-  if (wanted.token_stride == 0 && wanted.head_stride == 0) {
-    wanted.token_stride = heads;
-    wanted.head_stride = 1;
-  }
-  detail::require_context(wanted.buffer, served.context->handle(), "lse");
+  detail::require_context(call.lse.buffer, served.context->handle(), "lse");
+  const LseRef wanted = detail::checked_lse(call.lse, num_tokens, heads, "lse");
   check_lse(call, wanted, num_tokens, heads);
   const std::int64_t bytes = num_tokens * heads * std::int64_t{sizeof(float)};
   return OtherLse{

@@ -38,33 +38,35 @@ void check_merge(const MergeAttnStates& config) {
                             "merge_attn_states: elements of a token");
 }
 
-void bind_lse(KernelLease& lease, const MergeAttnStates& config, LseRef lse, std::int64_t count,
-              std::string_view name) {
-  throw_invalid_if(lse.offset < 0 || lse.token_stride < 0 || lse.head_stride < 0,
-                   "{}: offset {}, token_stride {}, head_stride {}, legal: >= 0", name, lse.offset,
-                   lse.token_stride, lse.head_stride);
-  if (lse.token_stride == 0 && lse.head_stride == 0) {
-    lse.token_stride = config.num_heads;
-    lse.head_stride = 1;
-  }
-  if (lse.buffer != nullptr) {
-    const std::int64_t row = detail::checked_add(
-        detail::checked_mul(config.num_heads - std::int64_t{1}, lse.head_stride, name),
-        std::int64_t{1}, name);
-    detail::check_rows({lse.buffer, DType::kF32}, {lse.offset, count, lse.token_stride, row}, name);
-  }
-  lease.args(lse.buffer, cl_long{lse.offset}, cl_long{lse.token_stride}, cl_long{lse.head_stride});
-}
-
 void bind_state(KernelLease& lease, const MergeAttnStates& config, const OutputWithLse& state,
                 const detail::TokenRows& rows, std::string_view name) {
   const std::int64_t stride =
       detail::bounded_token_stride(state.output, rows, fmt::format("{}.output", name));
   lease.args(state.output.buffer, cl_long{state.output.offset}, cl_long{stride});
-  bind_lse(lease, config, state.lse, rows.count, fmt::format("{}.lse", name));
+  const LseRef lse =
+      detail::checked_lse(state.lse, rows.count, config.num_heads, fmt::format("{}.lse", name));
+  lease.args(lse.buffer, cl_long{lse.offset}, cl_long{lse.token_stride}, cl_long{lse.head_stride});
 }
 
 }  // namespace
+
+LseRef detail::checked_lse(LseRef lse, std::int64_t num_tokens, std::int32_t num_heads,
+                           std::string_view name) {
+  throw_invalid_if(lse.offset < 0 || lse.token_stride < 0 || lse.head_stride < 0,
+                   "{}: offset {}, token_stride {}, head_stride {}, legal: >= 0", name, lse.offset,
+                   lse.token_stride, lse.head_stride);
+  if (lse.token_stride == 0 && lse.head_stride == 0) {
+    lse.token_stride = num_heads;
+    lse.head_stride = 1;
+  }
+  if (lse.buffer == nullptr) return lse;
+  const std::int64_t last_head = checked_mul(num_heads - std::int64_t{1}, lse.head_stride, name);
+  check_rows(
+      {lse.buffer, DType::kF32},
+      {lse.offset, num_tokens, lse.token_stride, checked_add(last_head, std::int64_t{1}, name)},
+      name);
+  return lse;
+}
 
 detail::OpKernel detail::merge_kernel(const Context& context, const MergeAttnStates& config) {
   check_merge(config);

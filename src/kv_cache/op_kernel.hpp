@@ -43,6 +43,11 @@ void check_concat_mla(const LatentWrite& write);
 void enqueue_concat_mla(const OpKernel& kernel, cl_command_queue queue, const LatentWrite& write,
                         Event* event);
 
+/// With strides. Throws kInvalidArgument for negative ones, and unless the buffer, if there is one,
+/// holds the rows of so many tokens.
+LseRef checked_lse(LseRef lse, std::int64_t num_tokens, std::int32_t num_heads,
+                   std::string_view name);
+
 // merge_attn_states() in two steps, for callers that merge in every step: finding the kernel
 // allocates, enqueueing it does not.
 
