@@ -107,7 +107,7 @@ std::vector<BenchShape> all_shapes(Arguments& arguments) {
     all.insert(all.end(), shapes.begin(), shapes.end());
   }
   if (arguments.models.empty()) arguments.models = own;
-  if (arguments.models.empty()) arguments.models = {"llama-3-8b"};
+  if (arguments.models.empty()) arguments.models = {"llama-3-8b", "qwen3.5-9b"};
   own.insert(own.begin(), "all");
   for (const std::string& model : arguments.models) {
     if (std::ranges::find(own, model) == own.end())
@@ -267,7 +267,8 @@ void add_bench_command(CLI::App& app) {
                    fmt::format("{}; default: all", fmt::join(suites, ", ")))
       ->check(CLI::IsMember(suites));
   add_list(*command, "--model", arguments->models,
-           "Model with built-in rows (a wrong name lists them), or all; default: llama-3-8b");
+           "Model with built-in rows (a wrong name lists them), or all; default: llama-3-8b, and "
+           "qwen3.5-9b for recurrent layers");
   add_list(*command, "--shapes", arguments->shapes_files,
            "Shapes file in addition to the built-in ones");
   command->add_option("--filter", arguments->filter, "Only rows with this text in their name");

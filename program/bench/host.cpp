@@ -47,13 +47,23 @@ std::unique_ptr<Workload> make_startup_workload(const BenchTask& task) {
 
 std::unique_ptr<Workload> make_workload(const BenchTask& task) {
   static const std::map<std::string, MakeWorkload*> makers = {
-      {"decode", make_attention_workload},   {"prefill", make_attention_workload},
-      {"mixed", make_attention_workload},    {"spec", make_attention_workload},
-      {"cache", make_cache_workload},        {"merge", make_merge_workload},
-      {"metadata", make_metadata_workload},  {"startup", make_startup_workload},
-      {"first_step", make_startup_workload}, {"warmed_step", make_startup_workload},
-      {"step", make_step_workload},          {"replay", make_step_workload},
-      {"lengths", make_lengths_workload},    {"mixed_replay", make_mixed_replay_workload}};
+      {"decode", make_attention_workload},
+      {"prefill", make_attention_workload},
+      {"mixed", make_attention_workload},
+      {"spec", make_attention_workload},
+      {"cache", make_cache_workload},
+      {"merge", make_merge_workload},
+      {"metadata", make_metadata_workload},
+      {"startup", make_startup_workload},
+      {"first_step", make_startup_workload},
+      {"warmed_step", make_startup_workload},
+      {"step", make_step_workload},
+      {"replay", make_step_workload},
+      {"lengths", make_lengths_workload},
+      {"mixed_replay", make_mixed_replay_workload},
+      {"gdn_decode", make_recurrent_workload},
+      {"gdn_prefill", make_recurrent_workload},
+      {"conv", make_recurrent_workload}};
   return makers.at(task.shape.suite)(task);
 }
 

@@ -20,7 +20,8 @@ bool uses_warpgroups(const BenchRow& row) {
 
 void judge(BenchRow& row, const Ceilings& ceilings) {
   if (row.work.bytes == 0 && row.work.flops == 0) return;
-  const bool copies = row.shape.suite == "cache" || row.shape.suite == "merge";
+  const bool copies =
+      row.shape.suite == "cache" || row.shape.suite == "merge" || row.shape.is_recurrent();
   const Arithmetic arithmetic = arithmetic_of(row.shape.model.config.dtype, ceilings);
   const double gb_per_s = copies ? ceilings.copy_gb_per_s : ceilings.read_gb_per_s;
   const double memory_us = row.work.bytes * 1e-3 / gb_per_s;

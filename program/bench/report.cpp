@@ -32,6 +32,16 @@ Json options_json(const BenchModel& model) {
     }
   });
   json["op"] = to_string(model.op);
+  if (const DeltaNet& net = model.delta_net; net.exists()) {
+    json["num_k_heads"] = net.num_k_heads;
+    json["num_v_heads"] = net.num_v_heads;
+    json["head_k_dim"] = net.head_k_dim;
+    json["head_v_dim"] = net.head_v_dim;
+    json["conv_width"] = net.conv_width;
+    json["full_attention_interval"] = net.full_attention_interval;
+    json["state_dtype"] = to_string(net.state_dtype);
+    json["method"] = net.in_chunks ? "chunk" : "loop";
+  }
   if (model.layout) json["layout"] = to_string(*model.layout);
   return json;
 }

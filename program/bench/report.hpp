@@ -19,7 +19,8 @@ struct BenchRow {
   double median_us = 0, p10_us = 0, p90_us = 0;  ///< of a launch, over the rounds
   int launches = 0, rounds = 0;                  ///< launches a round
   Work work{};
-  /// What bounds the work: "read", "copy" (suites cache and merge), "fma", "bf16", "mma" or
+  /// What bounds the work: "read", "copy" (suites cache, merge and those of
+  /// recurrent layers), "fma", "bf16", "mma" or
   /// "wgmma"; empty = host time.
   std::string ceiling{};
   double rate = 0;  ///< in rate_unit()

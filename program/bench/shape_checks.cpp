@@ -35,6 +35,22 @@ void check_op(const BenchShape& shape) {
   }
 }
 
+void check_recurrent(const BenchShape& shape) {
+  const DeltaNet& net = shape.model.delta_net;
+  if (!net.in_chunks && shape.suite != "gdn_prefill")
+    throw ShapeFault{"method", "loop", "in rows of suite gdn_prefill"};
+  if (net.num_v_heads % std::max(net.num_k_heads, 1) != 0) {
+    throw ShapeFault{"num_v_heads", std::to_string(net.num_v_heads),
+                     fmt::format("a multiple of num_k_heads, {}", net.num_k_heads)};
+  }
+  if (!shape.is_recurrent() && net.num_k_heads == 0 && net.num_v_heads == 0) return;
+  for (const auto& [key, heads] :
+       {std::pair{"num_k_heads", net.num_k_heads}, {"num_v_heads", net.num_v_heads}})
+    if (heads == 0) throw ShapeFault{key, "missing", "num_k_heads and num_v_heads of the model"};
+  if (shape.suite == "gdn_decode" && shape.max_query_len() > 1)
+    throw ShapeFault{"batch", shape.batch, "in suite gdn_decode one new token a request"};
+}
+
 void check_contiguous(const BenchShape& shape) {
   const AttentionConfig& config = shape.model.config;
   if (!config.contiguous_kv()) return;

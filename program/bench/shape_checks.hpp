@@ -18,6 +18,9 @@ void check_op(const BenchShape& shape);
 void check_contiguous(const BenchShape& shape);
 ///@}
 
+/// Throws it unless a row of a recurrent layer has one, and a batch that its suite measures.
+void check_recurrent(const BenchShape& shape);
+
 /// Gives the requests of a row the span and the directions that its options ask for; throws where
 /// the row has no use for them.
 void add_lists(BenchShape& shape);

@@ -93,11 +93,33 @@ bool set_tree(BenchModel& model, std::string_view text) {
 }
 constexpr std::string_view kLegalTree = "drafts that each draft has, 0 ... 256 (0 = no tree)";
 
+/// A number of a model's delta nets.
+template <std::int32_t DeltaNet::*kField, std::int32_t kLeast, std::int32_t kMost,
+          std::int32_t kStep = 1>
+bool set_net(BenchModel& model, std::string_view text) {
+  const auto number = parse_number<std::int32_t>(text, kLeast, kMost);
+  model.delta_net.*kField = number.value_or(0);
+  return number && *number % kStep == 0;
+}
+
+bool set_state_dtype(BenchModel& model, std::string_view text) {
+  return set_named(model.delta_net.state_dtype, std::array{DType::kF32, DType::kF16, DType::kBF16},
+                   text);
+}
+
+bool set_method(BenchModel& model, std::string_view text) {
+  model.delta_net.in_chunks = text == "chunk";
+  return text == "chunk" || text == "loop";
+}
+
+constexpr std::string_view kLegalDim = "a multiple of 16, 16 ... 256";
+
 /// What a model has beyond its configuration.
 struct Option {
   std::string_view key;
   bool (*set)(BenchModel&, std::string_view);
   std::string_view legal;
+  bool recurrent = false;  ///< of recurrent layers
 };
 constexpr Option kOptions[] = {
     {"op", set_op,
@@ -108,6 +130,15 @@ constexpr Option kOptions[] = {
     {"keep_keys", set_keep_keys, "a number of keys, 0 ... 16777216 (0 = none)"},
     {"tree", set_tree<&AttentionConfig::use_trees>, kLegalTree},
     {"masked_tree", set_tree<&AttentionConfig::custom_mask>, kLegalTree},
+    {"num_k_heads", set_net<&DeltaNet::num_k_heads, 1, 65536>, "1 ... 65536", true},
+    {"num_v_heads", set_net<&DeltaNet::num_v_heads, 1, 65536>, "1 ... 65536", true},
+    {"head_k_dim", set_net<&DeltaNet::head_k_dim, 16, 256, 16>, kLegalDim, true},
+    {"head_v_dim", set_net<&DeltaNet::head_v_dim, 16, 256, 16>, kLegalDim, true},
+    {"conv_width", set_net<&DeltaNet::conv_width, 2, 8>, "2 ... 8", true},
+    {"full_attention_interval", set_net<&DeltaNet::full_attention_interval, 2, 256>, "2 ... 256",
+     true},
+    {"state_dtype", set_state_dtype, "f32, f16 or bf16", true},
+    {"method", set_method, "chunk or loop", true},
 };
 
 /// Sets a field of the configuration; false if there is none of this name. Lists are on or off:
@@ -281,6 +312,17 @@ std::vector<RequestShape> requests_of(NamedBatches& batches, const std::string& 
   return requests;
 }
 
+/// Refuses what a row's own options would not change.
+void check_own_options(const BenchShape& shape, std::span<const std::string> own) {
+  for (const std::string& word : own) {
+    const std::string key = word.substr(0, word.find('=')), value = word.substr(key.size() + 1);
+    const auto* const option = std::ranges::find(kOptions, key, &Option::key);
+    const bool recurrent = option != std::end(kOptions) && option->recurrent;
+    if (recurrent == shape.is_recurrent() || key == "dtype") continue;
+    throw ShapeFault{key, value, fmt::format("none in rows of suite {}", shape.suite)};
+  }
+}
+
 /// A line's rows, one a batch of its list.
 std::vector<BenchShape> parse_rows(const BenchModel* model, NamedBatches& batches,
                                    std::span<const std::string> words, Budget& budget) {
@@ -305,9 +347,13 @@ std::vector<BenchShape> parse_rows(const BenchModel* model, NamedBatches& batche
         throw ShapeFault{"sets", set, "quick, cpu and gpu, joined by commas"};
     }
     apply_options(shape.model, words.subspan(3));
-    check_op(shape);
-    check_contiguous(shape);
-    add_lists(shape);
+    check_own_options(shape, words.subspan(3));
+    check_recurrent(shape);
+    if (!shape.is_recurrent()) {
+      check_op(shape);
+      check_contiguous(shape);
+      add_lists(shape);
+    }
     shapes.push_back(std::move(shape));
   }
   return shapes;
@@ -321,6 +367,10 @@ std::string BenchShape::name() const {
 
 bool BenchShape::in_set(std::string_view set) const {
   return std::ranges::find(sets, set) != sets.end();
+}
+
+bool BenchShape::is_recurrent() const {
+  return suite == "gdn_decode" || suite == "gdn_prefill" || suite == "conv";
 }
 
 std::int32_t BenchShape::num_tokens() const {
@@ -341,8 +391,9 @@ std::string_view to_string(CacheOp op) {
 
 const std::vector<std::string>& bench_suites() {
   static const std::vector<std::string> suites = {
-      "decode",  "prefill",    "mixed",       "spec", "cache",  "merge",   "metadata",
-      "startup", "first_step", "warmed_step", "step", "replay", "lengths", "mixed_replay"};
+      "decode",   "prefill",      "mixed",      "spec",        "cache", "merge",
+      "metadata", "startup",      "first_step", "warmed_step", "step",  "replay",
+      "lengths",  "mixed_replay", "gdn_decode", "gdn_prefill", "conv"};
   return suites;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "program/common/attention_call.hpp"
+#include "program/recurrent/delta_net.hpp"
 
 namespace clattn::cli {
 
@@ -22,10 +23,11 @@ enum class CacheOp : std::uint8_t {
   kGather,           ///< gather_and_maybe_dequant_cache of all tokens
 };
 
-/// The attention layer that a row measures; docs/benchmark.md explains the fields.
+/// The layer that a row measures; docs/benchmark.md explains the fields.
 struct BenchModel {
   std::string name;
-  AttentionConfig config{};
+  AttentionConfig config{};  ///< of layers of attention; its dtype is that of all layers
+  DeltaNet delta_net{};      ///< of the recurrent layers, if there are some
   CacheOp op = CacheOp::kWrite;
   std::optional<KVCacheLayout> layout{};  ///< of the cache; nullopt = as the run has it
   std::int32_t span = 0;       ///< tokens of one in each prompt, which see one another; 0 = none
@@ -48,6 +50,8 @@ struct BenchShape {
   std::int32_t num_tokens() const;
   std::int32_t max_query_len() const;
   std::int32_t max_seq_len() const;
+  /// Of suites gdn_decode, gdn_prefill and conv.
+  bool is_recurrent() const;
 };
 
 /// "write", "reshape_and_cache", ...: the values of option op.

@@ -83,5 +83,6 @@ MakeWorkload make_startup_workload;  ///< startup, first_step, warmed_step
 MakeWorkload make_step_workload;     ///< step: launched by calls; replay: as a recording
 MakeWorkload make_lengths_workload;  ///< planned by bounds of the lengths
 MakeWorkload make_mixed_replay_workload;
+MakeWorkload make_recurrent_workload;  ///< gdn_decode, gdn_prefill, conv
 
 }  // namespace clattn::cli

@@ -88,7 +88,7 @@ TEST(BenchJudge, ProductsOfBF16BoundBF16Queries) {
 }
 
 TEST(BenchJudge, WhatMovesBytesIsHeldAgainstACopy) {
-  for (const char* suite : {"cache", "merge"}) {
+  for (const char* suite : {"cache", "merge", "gdn_decode", "gdn_prefill", "conv"}) {
     BenchRow row = row_of(3e6, 0, "merge_attn_states");
     row.shape.suite = suite;
     judge(row, kDevice);

@@ -326,6 +326,48 @@ TEST(BenchShapes, PeersAreRowsOfUpstreamBenchmarks) {
   }
 }
 
+TEST(BenchShapes, RecurrentRowsHaveTheModelsNets) {
+  const std::string model =
+      "model m num_heads=8 num_kv_heads=2 head_size=64 dtype=bf16 num_k_heads=2 num_v_heads=6 "
+      "head_k_dim=64 head_v_dim=32 conv_width=3 full_attention_interval=2 state_dtype=f16\n";
+  const auto shapes = parse_shapes(model +
+                                       "gdn_decode cpu 3q1s8\ngdn_prefill cpu q8s9_q4 method=loop\n"
+                                       "conv cpu q8 dtype=f32 num_v_heads=2\ndecode cpu q1\n",
+                                   "s");
+  ASSERT_EQ(shapes.size(), 4U);
+  const clattn::cli::DeltaNet& net = shapes[0].model.delta_net;
+  EXPECT_TRUE(net.exists() && net.in_chunks && shapes[0].is_recurrent());
+  EXPECT_EQ(net.channels(), 2 * 2 * 64 + 6 * 32);
+  EXPECT_EQ(net.state_elements(), 6 * 64 * 32);
+  EXPECT_EQ(net.conv_width, 3);
+  EXPECT_EQ(net.full_attention_interval, 2);
+  EXPECT_EQ(net.state_dtype, DType::kF16);
+  EXPECT_FALSE(shapes[1].model.delta_net.in_chunks);
+  EXPECT_EQ(shapes[1].name(), "m/gdn_prefill/q8s9_q4/method=loop");
+  EXPECT_EQ(shapes[2].model.delta_net.num_v_heads, 2);
+  EXPECT_EQ(shapes[2].model.config.dtype, DType::kF32);
+  EXPECT_FALSE(shapes[3].is_recurrent());
+  const auto refusal = [&](const std::string& line) {
+    return test::error_text([&] { parse_shapes(model + line, "s"); });
+  };
+  EXPECT_EQ(refusal("gdn_decode cpu q2s8\n"),
+            "s:2: batch: 'q2s8', legal: in suite gdn_decode one new token a request");
+  EXPECT_EQ(refusal("gdn_decode cpu q1 method=loop\n"),
+            "s:2: method: 'loop', legal: in rows of suite gdn_prefill");
+  EXPECT_EQ(refusal("conv cpu q8 sliding_window=4\n"),
+            "s:2: sliding_window: '4', legal: none in rows of suite conv");
+  EXPECT_EQ(refusal("decode cpu q1 num_k_heads=1\n"),
+            "s:2: num_k_heads: '1', legal: none in rows of suite decode");
+  EXPECT_EQ(refusal("gdn_decode cpu q1 num_v_heads=5\n"),
+            "s:2: num_v_heads: '5', legal: a multiple of num_k_heads, 2");
+  EXPECT_EQ(refusal("gdn_decode cpu q1 head_k_dim=40\n"),
+            "s:2: head_k_dim: '40', legal: a multiple of 16, 16 ... 256");
+  EXPECT_EQ(refusal("gdn_prefill cpu q8 method=fast\n"),
+            "s:2: method: 'fast', legal: chunk or loop");
+  EXPECT_EQ(test::error_text([&] { parse_shapes(kModel + "conv cpu q8\n", "s"); }),
+            "s:2: num_k_heads: 'missing', legal: num_k_heads and num_v_heads of the model");
+}
+
 struct BadLine {
   const char* line;
   const char* says;
@@ -390,7 +432,7 @@ TEST(BenchShapes, BadLinesNameFileLineFieldAndWhatIsLegal) {
 }
 
 /// Every file of bench/shapes/ can be read; each model has rows for CPUs, GPUs and --quick (the
-/// upstream benchmarks: for GPUs), and llama-3-8b has all suites.
+/// upstream benchmarks: for GPUs), and llama-3-8b and qwen3.5-9b together have all suites.
 TEST(BenchShapes, TheFilesOfTheRepositoryAreComplete) {
   std::set<std::string> names, suites;
   const auto files = shapes_files("");
@@ -404,10 +446,11 @@ TEST(BenchShapes, TheFilesOfTheRepositoryAreComplete) {
     }
     for (const BenchShape& shape : shapes) {
       EXPECT_TRUE(names.insert(shape.name()).second) << shape.name() << " is in two files";
-      if (shape.model.name == "llama-3-8b" && shape.in_set("quick")) suites.insert(shape.suite);
+      const bool by_default = shape.model.name == "llama-3-8b" || shape.model.name == "qwen3.5-9b";
+      if (by_default && shape.in_set("quick")) suites.insert(shape.suite);
     }
   }
-  EXPECT_GE(files.size(), 17U);
+  EXPECT_GE(files.size(), 19U);
   const auto& all = clattn::cli::bench_suites();
   EXPECT_EQ(suites, std::set<std::string>(all.begin(), all.end()));
 }

@@ -37,6 +37,10 @@ TEST(Models, EachStandsOnceWithALayerOfItsOwn) {
 TEST(Models, AreFoundByNameWithTheirOptions) {
   EXPECT_EQ(model_named("gpt-oss-20b", has_no_rows).layer.config.sinks.size(), 64U);
   EXPECT_TRUE(model_named("deepseek-v3").layer.config.use_mla);
+  const clattn::cli::BenchModel& hybrid = model_named("qwen3.5-9b", has_no_rows).layer;
+  EXPECT_EQ(hybrid.config.head_size, 256);
+  EXPECT_EQ(hybrid.delta_net.channels(), 8192);
+  EXPECT_FALSE(model_named("llama-3-8b").layer.delta_net.exists());
   EXPECT_EQ(model_named("qwen3-30b-a3b").layer.config.num_kv_heads, 4);
 }
 
