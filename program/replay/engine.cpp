@@ -11,6 +11,7 @@
 
 #include "program/common/attention_call.hpp"
 #include "program/common/device_memory.hpp"
+#include "program/common/elements.hpp"
 #include "program/common/statistics.hpp"
 #include "program/replay/trace.hpp"
 
@@ -28,8 +29,8 @@ constexpr double kQuerySize = 4, kKeySize = 0.5;
 }  // namespace
 
 SyntheticPool::SyntheticPool(const Context& context, const Queue& queue,
-                             const AttentionConfig& config, std::int64_t num_rows,
-                             std::uint64_t seed) {
+                             const AttentionConfig& config, const DeltaNet& net,
+                             std::int64_t num_rows, std::uint64_t seed) {
   const DType cache = config.cache_dtype();
   for (const PoolTensor name : {PoolTensor::kQuery, PoolTensor::kKey, PoolTensor::kValue}) {
     const bool query = name == PoolTensor::kQuery;
@@ -46,6 +47,15 @@ SyntheticPool::SyntheticPool(const Context& context, const Queue& queue,
     tensors_.push_back(
         {row, query ? given : given.stored_as(cache, scale),
          context.allocate(to_size(num_rows * row) * element_size_bytes(config.dtype))});
+    given.fill(queue, tensors_.back().buffer);
+  }
+  if (!net.exists()) return;
+  for (const std::int64_t row : {net.channels(), std::int64_t{2} * net.num_v_heads,
+                                 net.values()}) {  // in PoolTensor's order
+    const TiledRandom given(config.dtype,
+                            static_cast<std::uint32_t>(mix64(seed ^ mix64(tensors_.size() + 1))));
+    tensors_.push_back(
+        {row, given, context.allocate(to_size(num_rows * row) * element_size_bytes(config.dtype))});
     given.fill(queue, tensors_.back().buffer);
   }
 }
@@ -117,9 +127,11 @@ Engine::Engine(std::shared_ptr<Context> context, const EngineConfig& config)
   const auto layers = to_size(config.num_layers);
   const std::int64_t tokens = config.limits.max_num_batched_tokens;
   make_caches();
-  pool_ = std::make_unique<SyntheticPool>(*context_, queue_, config.attention,
-                                          pool_row(kStartRows, config.num_layers) + tokens,
-                                          config.seed);
+  const std::int32_t most_layers = std::max(config.num_layers, config.num_recurrent_layers);
+  pool_ = std::make_unique<SyntheticPool>(*context_, queue_, config.attention, config.delta_net,
+                                          pool_row(kStartRows, most_layers) + tokens, config.seed);
+  if (config.num_recurrent_layers > 0)
+    recurrent_ = std::make_unique<RecurrentEngine>(context_, queue_, config);
   const std::size_t output_bytes = to_size(tokens) * output_row_bytes();
   output_ = context_->allocate(output_bytes);
   if (config.capture) captured_ = context_->allocate(output_bytes);
@@ -157,7 +169,7 @@ void Engine::warm_up_and_poison() {
       static_cast<std::int32_t>(std::min<std::int64_t>({room, limits.max_model_len, 4096}));
   const std::int32_t chunk = std::min({longest, limits.max_num_batched_tokens, 64});
   const TraceRequest trace{.prompt_tokens = longest};
-  Request request{.trace = &trace};
+  Request request{.trace = &trace, .state_page = 0};
   request.blocks.resize(to_size(blocks_needed(trace, config_.attention.block_size)));
   std::iota(request.blocks.begin(), request.blocks.end(), 0);
   StepBatch batch(1, static_cast<std::int64_t>(request.blocks.size()),
@@ -176,6 +188,7 @@ void Engine::warm_up_and_poison() {
   for (const auto& [name, buffer] : cache_buffers_) {
     queue_.fill(buffer, has_nan ? kNanPattern : kFarCodes, 0, buffer.size_bytes() / 4 * 4);
   }
+  if (recurrent_) recurrent_->poison();
   queue_.finish();
 }
 
@@ -191,8 +204,8 @@ std::span<const std::int32_t> Engine::order(const ScheduledStep& step) {
 }
 
 StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
-                      std::optional<std::int32_t> capture_layer) {
-  if (capture_layer) {
+                      std::optional<CapturedLayers> capture) {
+  if (capture) {
     queue_.fill(captured_, kNanPattern, 0, captured_.size_bytes() / 4 * 4);
     queue_.finish();
   }
@@ -202,18 +215,8 @@ StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
   const CommonAttentionMetadata view = batch.view();
   const AttentionMetadata& metadata = builder_->build(queue_, view, &upload);
   times.metadata_us = seconds_since(start) * 1e6;
-  for (std::int32_t layer = 0; layer < config_.num_layers; ++layer) {
-    const auto index = to_size(layer);
-    const std::int64_t row = pool_row(start_row, layer);
-    const Buffer& output = capture_layer == layer ? captured_ : output_;
-    impl_->write_kv_cache(queue_, pool_->rows_from(PoolTensor::kKey, row),
-                          pool_->rows_from(PoolTensor::kValue, row), caches_[index], metadata,
-                          &write_events_[index]);
-    impl_->forward(
-        queue_,
-        {.query = pool_->rows_from(PoolTensor::kQuery, row), .output = {.buffer = output.handle()}},
-        caches_[index], metadata, {.launches = &launches_[index]});
-  }
+  if (recurrent_) recurrent_->begin(batch, capture.has_value());
+  run_layers(metadata, start_row, capture);
   queue_.finish();
   times.total_us = seconds_since(start) * 1e6;
 
@@ -228,6 +231,32 @@ StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
     times.attention_us += time.us();
   }
   return times;
+}
+
+/// Recurrent layers are as many in front of each layer of attention, and what remains behind.
+void Engine::run_layers(const AttentionMetadata& metadata, std::int64_t start_row,
+                        std::optional<CapturedLayers> capture) {
+  std::int32_t next = 0;
+  const auto recur = [&](std::int32_t end) {
+    for (; next < std::min(end, config_.num_recurrent_layers); ++next) {
+      recurrent_->run(next, *pool_, pool_row(start_row, next),
+                      capture && capture->recurrent == next);
+    }
+  };
+  for (std::int32_t layer = 0; layer < config_.num_layers; ++layer) {
+    const auto index = to_size(layer);
+    const std::int64_t row = pool_row(start_row, layer);
+    recur((layer + 1) * (config_.delta_net.full_attention_interval - 1));
+    const Buffer& output = capture && capture->attention == layer ? captured_ : output_;
+    impl_->write_kv_cache(queue_, pool_->rows_from(PoolTensor::kKey, row),
+                          pool_->rows_from(PoolTensor::kValue, row), caches_[index], metadata,
+                          &write_events_[index]);
+    impl_->forward(
+        queue_,
+        {.query = pool_->rows_from(PoolTensor::kQuery, row), .output = {.buffer = output.handle()}},
+        caches_[index], metadata, {.launches = &launches_[index]});
+  }
+  recur(config_.num_recurrent_layers);
 }
 
 bool Engine::rounds_probabilities() const {
@@ -248,6 +277,14 @@ double Engine::count_launch(std::string_view kernel, const Event& event) {
 std::size_t Engine::output_row_bytes() const {
   return to_size(config_.attention.num_heads) * to_size(config_.attention.output_head_size()) *
          element_size_bytes(config_.attention.dtype);
+}
+
+std::vector<double> Engine::read_row(const Buffer& buffer, std::int32_t token,
+                                     std::int64_t width) const {
+  const DType dtype = config_.attention.dtype;
+  std::vector<std::byte> bytes(to_size(width) * element_size_bytes(dtype));
+  queue_.read(buffer, bytes, to_size(token) * bytes.size());
+  return decode_elements(dtype, bytes);
 }
 
 void Engine::read_captured(std::int32_t token, std::span<std::byte> row) const {

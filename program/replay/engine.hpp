@@ -13,6 +13,7 @@
 
 #include "program/bench/data.hpp"
 #include "program/common/error.hpp"
+#include "program/replay/recurrent.hpp"
 #include "program/replay/scheduler.hpp"
 
 namespace clattn::cli {
@@ -49,15 +50,23 @@ class StepBatch {
 /// room in every such type for the pool's keys and values.
 inline constexpr float kPoolCacheScale = 1.0F / 32;
 
-enum class PoolTensor : std::uint8_t { kQuery, kKey, kValue };
+enum class PoolTensor : std::uint8_t {
+  kQuery,
+  kKey,
+  kValue,
+  // Of recurrent layers: what their convolutions are given, gates of the rule, gates of outputs.
+  kChannels,
+  kGates,
+  kOutputGate
+};
 
-/// Random query, key and value rows (of latent attention query, latent and rotary ones) on the
-/// device, made once. A step of n tokens uses n consecutive
-/// rows from a random start, so nothing is generated per step, and the host knows every element.
+/// Random rows of what layers are given (of latent attention query, latent and rotary ones) on the
+/// device, made once. A step of n tokens uses n consecutive rows from a random start, so nothing is
+/// generated per step, and the host knows every element.
 class SyntheticPool {
  public:
   SyntheticPool(const Context& context, const Queue& queue, const AttentionConfig& config,
-                std::int64_t num_rows, std::uint64_t seed);
+                const DeltaNet& net, std::int64_t num_rows, std::uint64_t seed);
 
   TensorRef rows_from(PoolTensor tensor, std::int64_t row) const;
   /// An element as kernels meet it: rounded to the input's type, keys and values then to the
@@ -75,12 +84,20 @@ class SyntheticPool {
 
 struct EngineConfig {
   AttentionConfig attention;
-  std::int32_t num_layers = 1;
+  std::int32_t num_layers = 1;  ///< of attention
+  /// The layers between them, if the model has some, and pages of their states.
+  DeltaNet delta_net{};
+  std::int32_t num_recurrent_layers = 0, state_pages = 0;
   BatchLimits limits;                   ///< num_blocks included
   std::string backend;                  ///< empty = chosen
   std::optional<KVCacheLayout> layout;  ///< nullopt = the one that the backend prefers here
   std::uint64_t seed = 0;
-  bool capture = false;  ///< steps may be asked for one layer's output
+  bool capture = false;  ///< steps may be asked for outputs of layers
+};
+
+/// Whose outputs a step keeps: one layer of each kind that the model has.
+struct CapturedLayers {
+  std::int32_t attention = 0, recurrent = -1;
 };
 
 struct StepTimes {
@@ -108,6 +125,8 @@ class Engine {
   const EngineConfig& config() const { return config_; }
   KVCacheLayout layout() const { return layout_; }
   const SyntheticPool& pool() const { return *pool_; }
+  /// Of hybrid models.
+  const RecurrentEngine& recurrent() const { return *recurrent_; }
   const std::map<std::string, KernelUse, std::less<>>& kernel_use() const { return kernel_use_; }
 
   /// Rows that a step may start at: [0, kStartRows).
@@ -122,17 +141,20 @@ class Engine {
   void warm_up_and_poison();
   /// Decodes first, as the builder wants them.
   std::span<const std::int32_t> order(const ScheduledStep& step);
-  /// Executes a step and waits for it. `capture_layer`'s output, if asked for, can be read until
-  /// the next run().
+  /// Executes a step and waits for it. Outputs that are asked for can be read until the next run().
   StepTimes run(const StepBatch& batch, std::int64_t start_row,
-                std::optional<std::int32_t> capture_layer = {});
+                std::optional<CapturedLayers> capture = {});
   /// One token's captured output, [num_heads * output_head_size()] in the input's type.
   void read_captured(std::int32_t token, std::span<std::byte> row) const;
   std::size_t output_row_bytes() const;
+  /// A token's row of an output of recurrent layers.
+  std::vector<double> read_row(const Buffer& buffer, std::int32_t token, std::int64_t width) const;
 
  private:
   static constexpr std::int64_t kLayerShift = 61;  // layers meet different rows
   void make_caches();
+  void run_layers(const AttentionMetadata& metadata, std::int64_t start_row,
+                  std::optional<CapturedLayers> capture);
   /// Books a finished launch under its kernel; returns its time in microseconds.
   double count_launch(std::string_view kernel, const Event& event);
 
@@ -144,6 +166,7 @@ class Engine {
   std::shared_ptr<const AttentionImpl> impl_;
   std::unique_ptr<AttentionMetadataBuilder> builder_;
   std::unique_ptr<SyntheticPool> pool_;
+  std::unique_ptr<RecurrentEngine> recurrent_;  // null if the model has none
   std::map<std::string, Buffer> cache_buffers_;
   std::vector<KVCache> caches_;  // one a layer
   Buffer output_;

@@ -59,7 +59,9 @@ void ReplayOptions::add_to(CLI::App& command) {
 
   LayerOptions::add_to(command, 1 << 20);
   group = "Model";
-  number("--layers", layers, 1, 256, "Layers that a step runs, each with its own cache (2)");
+  number("--layers", layers, 1, 256,
+         "Layers that a step runs, each with its own cache or states (2; hybrid models: as many as "
+         "have one of attention)");
   text("--layout", layout, "Layout of the cache (auto: the model's, else the backend's choice)")
       ->check(one_of({"auto", "NHD", "HND"}));
 
@@ -87,6 +89,15 @@ BenchModel ReplayOptions::layer() const {
   BenchModel result = LayerOptions::layer(has_no_pages);
   if (layout != "auto") result.layout = parse_kv_cache_layout(layout);
   return result;
+}
+
+ReplayOptions::Layers ReplayOptions::num_layers(const DeltaNet& net) const {
+  if (!net.exists()) return {.attention = layers.value_or(2)};
+  const std::int32_t interval = net.full_attention_interval;
+  const std::int32_t count = layers.value_or(interval);
+  throw_invalid_if(count < interval, "--layers: {}, legal: at least {}, every {}th is attention",
+                   count, interval, interval);
+  return {.attention = count / interval, .recurrent = count - count / interval};
 }
 
 Trace ReplayOptions::load_trace() const {
@@ -118,29 +129,30 @@ std::optional<std::uint64_t> parse_size(const std::string& text) {
   return static_cast<std::uint64_t>(bytes);
 }
 
-std::int32_t choose_num_blocks(const ReplayOptions& options, const AttentionConfig& attention,
+std::int32_t choose_num_blocks(const ReplayOptions& options, const BenchModel& model,
                                const Trace& trace, const DeviceCapabilities& capabilities) {
   if (options.num_blocks > 0) return static_cast<std::int32_t>(options.num_blocks);
-  const std::uint64_t per_layer = spec_of(attention).page_size_bytes();
-  const std::uint64_t per_block = per_layer * static_cast<std::uint64_t>(options.layers);
+  const std::int32_t layers = options.num_layers(model.delta_net).attention;
+  const std::uint64_t per_layer = spec_of(model.config).page_size_bytes();
+  const std::uint64_t per_block = per_layer * static_cast<std::uint64_t>(layers);
   std::uint64_t blocks = 0;
   if (const auto kv_memory_bytes = parse_size(options.kv_memory)) {
     blocks = *kv_memory_bytes / per_block;
     throw_invalid_if(blocks == 0, "--kv-memory: {} bytes hold no block, one of {} layers takes {}",
-                     *kv_memory_bytes, options.layers, per_block);
+                     *kv_memory_bytes, layers, per_block);
   } else {
     // A CPU's global memory is everybody's: take little of it.
     const std::uint64_t most = capabilities.kind == DeviceKind::kCpu ? kGibibyte : 16 * kGibibyte;
     const std::uint64_t memory = std::min(capabilities.global_mem_bytes / 4, most);
     std::uint64_t needed = 0;
     for (const TraceRequest& request : trace.requests) {
-      needed += static_cast<std::uint64_t>(blocks_needed(request, attention.block_size));
+      needed += static_cast<std::uint64_t>(blocks_needed(request, model.config.block_size));
     }
     blocks = std::min({needed, memory / per_block, capabilities.max_alloc_bytes / per_layer});
     throw_invalid_if(blocks == 0,
                      "--block-size: a block of {} layers takes {} bytes, this device has {} for "
                      "caches; ask for more with --kv-memory",
-                     options.layers, per_block, memory);
+                     layers, per_block, memory);
   }
   return static_cast<std::int32_t>(std::min<std::uint64_t>(blocks, kMaxInt32 - 1));
 }

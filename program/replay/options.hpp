@@ -24,7 +24,7 @@ struct ReplayOptions : LayerOptions {
   double speed = 1;                ///< arrivals come this many times faster
   std::int64_t seed = 0;
 
-  std::int32_t layers = 2;
+  std::optional<std::int32_t> layers;  ///< none = as few as show the model
   std::string layout = "auto";
 
   std::int32_t max_num_seqs = 32;
@@ -42,6 +42,11 @@ struct ReplayOptions : LayerOptions {
   void add_to(CLI::App& command);
   /// With the layout that was asked for.
   BenchModel layer() const;
+  /// How many layers of each kind a step runs.
+  struct Layers {
+    std::int32_t attention = 0, recurrent = 0;
+  };
+  Layers num_layers(const DeltaNet& net) const;
   /// The requests to replay, scaled and with arrivals at the wanted speed.
   Trace load_trace() const;
 };
@@ -50,8 +55,8 @@ struct ReplayOptions : LayerOptions {
 std::optional<std::uint64_t> parse_size(const std::string& text);
 
 /// Cache blocks for a trace: what was asked for, else what all its requests together need, as far
-/// as a modest share of the device's memory holds it.
-std::int32_t choose_num_blocks(const ReplayOptions& options, const AttentionConfig& attention,
+/// as a modest share of the device's memory holds it for the layers of attention.
+std::int32_t choose_num_blocks(const ReplayOptions& options, const BenchModel& model,
                                const Trace& trace, const DeviceCapabilities& capabilities);
 
 }  // namespace clattn::cli

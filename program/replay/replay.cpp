@@ -63,14 +63,19 @@ EngineConfig engine_config(const ReplayOptions& options, const BenchModel& layer
   EngineConfig config;
   config.attention = layer.config;
   config.layout = layer.layout;
-  config.num_layers = options.layers;
+  config.delta_net = layer.delta_net;
+  const auto [attention, recurrent] = options.num_layers(layer.delta_net);
+  config.num_layers = attention;
+  config.num_recurrent_layers = recurrent;
+  config.state_pages =
+      static_cast<std::int32_t>(std::min(to_size(options.max_num_seqs), trace.requests.size()));
   config.limits.max_num_reqs = options.max_num_seqs;
   config.limits.max_num_batched_tokens = options.max_num_batched_tokens;
   config.limits.max_model_len = 1;
   for (const TraceRequest& request : trace.requests) {
     config.limits.max_model_len = std::max(config.limits.max_model_len, cached_tokens(request));
   }
-  config.limits.num_blocks = choose_num_blocks(options, layer.config, trace, capabilities);
+  config.limits.num_blocks = choose_num_blocks(options, layer, trace, capabilities);
   config.backend = options.backend;
   config.seed = static_cast<std::uint64_t>(options.seed);
   config.capture = options.verify > 0;
@@ -126,11 +131,11 @@ class Replay {
     const auto row = static_cast<std::int64_t>(mix64(static_cast<std::uint64_t>(options_.seed) +
                                                      mix64(static_cast<std::uint64_t>(index))) %
                                                static_cast<std::uint64_t>(Engine::kStartRows));
-    const auto layer = verifier_.choose_layer(index);
-    record.times = engine_.run(batch_, row, layer);
+    const auto layers = verifier_.choose_layers(index);
+    record.times = engine_.run(batch_, row, layers);
     now_s_ += (record.schedule_us + record.times.total_us) * 1e-6;
     verifier_.record(batch_, row);
-    if (layer) verifier_.check(index, *layer, batch_, row);
+    if (layers) verifier_.check(index, *layers, batch_, row);
 
     std::vector<RequestShape> lengths;
     lengths.reserve(scheduled.requests.size());
@@ -143,8 +148,8 @@ class Replay {
     record.blocks_used = scheduler_.blocks().num_used();
     record.preemptions = scheduled.num_preemptions;
     record.prefix_hit_tokens = scheduled.num_prefix_hit_tokens;
-    record.kv_bytes = work.bytes * options_.layers;
-    record.flops = work.flops * options_.layers;
+    record.kv_bytes = work.bytes * engine_.config().num_layers;
+    record.flops = work.flops * engine_.config().num_layers;
     steps_.push_back(record);
     scheduler_.complete();
   }
@@ -186,7 +191,9 @@ void run_replay(const ReplayOptions& options) {
   Scheduler scheduler({.max_num_seqs = options.max_num_seqs,
                        .max_num_batched_tokens = options.max_num_batched_tokens,
                        .block_size = config.attention.block_size,
-                       .num_blocks = static_cast<std::int32_t>(config.limits.num_blocks)},
+                       .num_blocks = static_cast<std::int32_t>(config.limits.num_blocks),
+                       // A prefix would need the states behind it.
+                       .share_prefixes = config.num_recurrent_layers == 0},
                       trace);
   progress.stage("replay: compiling kernels, making caches and inputs");
   Engine engine(context, config);

@@ -66,10 +66,13 @@ double sum(const std::vector<double>& values) {
 Json step_time_json(const ReplayReport& report) {
   Json times;
   double total_us = 0;
+  // Their kernels are not timed one by one.
+  const bool hybrid = report.engine.config().num_recurrent_layers > 0;
   for (const StepRecord& step : report.steps) total_us += step.schedule_us + step.times.total_us;
   for (const NamedColumn& part : time_columns()) {
     const std::vector<double> values = column(report, part.value);
-    times[part.name] = {{"title", part.title},
+    const bool rest = std::string_view(part.name) == "rest_us";
+    times[part.name] = {{"title", rest && hybrid ? "recurrent, rest" : part.title},
                         {"p50", percentile(values, 0.50)},
                         {"p99", percentile(values, 0.99)},
                         {"share", ratio(sum(values), total_us)}};
@@ -167,6 +170,7 @@ Json to_json(const ReplayReport& report) {
                    {"num_kv_heads", attention.num_kv_heads},
                    {"head_size", attention.head_size},
                    {"num_layers", report.engine.config().num_layers},
+                   {"num_recurrent_layers", report.engine.config().num_recurrent_layers},
                    {"dtype", to_string(attention.dtype)},
                    {"kv_cache_dtype", to_string(attention.cache_dtype())}};
   json["device"] = {{"name", report.device.name},
@@ -225,6 +229,8 @@ std::string to_text(const Json& report) {
        string(model["name"]), number("model", "num_heads"), number("model", "num_kv_heads"),
        number("model", "head_size"), number("model", "num_layers"), string(model["dtype"]),
        string(model["kv_cache_dtype"]), string(report["kv_cache"]["layout"]));
+  if (const double recurrent = number("model", "num_recurrent_layers"); recurrent > 0)
+    line("", "and {} layers of gated delta nets", recurrent);
   line("backend", "{}", string(report["backend"]));
   for (const Json& kernel : report["kernels"]) {
     if (kernel["launches"] == 0) continue;

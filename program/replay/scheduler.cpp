@@ -1,6 +1,7 @@
 #include "program/replay/scheduler.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "program/common/error.hpp"
 
@@ -31,6 +32,8 @@ Scheduler::Scheduler(const SchedulerLimits& limits, const Trace& trace)
     requests_.push_back({.id = id, .trace = &request});
   }
   running_.reserve(to_size(limits.max_num_seqs));
+  free_state_pages_.resize(to_size(limits.max_num_seqs));
+  std::iota(free_state_pages_.rbegin(), free_state_pages_.rend(), 0);
 }
 
 std::optional<double> Scheduler::next_arrival_s() const {
@@ -60,6 +63,7 @@ void Scheduler::name_contents(Request& request) {
 
 void Scheduler::reuse_prefix(Request& request) {
   if (request.contents.empty()) name_contents(request);
+  if (!limits_.share_prefixes) return;
   // The last token is always computed: its query is what samples the next one.
   const auto known = to_size(request.num_tokens() - 1);
   request.blocks = blocks_.find_prefix(std::span(request.contents).first(known));
@@ -80,6 +84,8 @@ void Scheduler::release_blocks(Request& request) {
   blocks_.release(request.blocks);
   request.blocks.clear();
   request.num_computed = 0;
+  if (request.state_page >= 0) free_state_pages_.push_back(request.state_page);
+  request.state_page = -1;
 }
 
 void Scheduler::preempt_youngest() {
@@ -132,6 +138,8 @@ void Scheduler::schedule_waiting() {
     step_.num_prefix_hit_tokens += request.num_computed;
     waiting_.pop_front();
     running_.push_back(&request);
+    request.state_page = free_state_pages_.back();
+    free_state_pages_.pop_back();
     add(request, chunk);
   }
 }

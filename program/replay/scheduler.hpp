@@ -16,6 +16,7 @@ struct SchedulerLimits {
   std::int32_t max_num_batched_tokens = 2048;  ///< tokens of a step; longer prompts are chunked
   std::int32_t block_size = 16;
   std::int32_t num_blocks = 0;
+  bool share_prefixes = true;  ///< requests that begin alike share blocks
 };
 
 /// A request on its way through the engine.
@@ -25,6 +26,7 @@ struct Request {
   std::int32_t num_generated = 0;  ///< tokens sampled so far
   std::int32_t num_computed = 0;   ///< tokens whose keys and values are in the cache
   std::vector<std::int32_t> blocks{};
+  std::int32_t state_page = -1;          ///< of recurrent layers, below max_num_seqs; while it runs
   std::vector<std::int32_t> contents{};  ///< a number for what each token is; once admitted
 
   std::int32_t num_tokens() const { return trace->prompt_tokens + num_generated; }
@@ -96,6 +98,7 @@ class Scheduler {
   std::deque<Request*> waiting_;
   std::vector<Request*> running_;  // oldest first
   BlockPool blocks_;
+  std::vector<std::int32_t> free_state_pages_;
   std::unordered_map<std::int64_t, std::int32_t> number_of_;  // by the trace's hash id
   ScheduledStep step_;
 };

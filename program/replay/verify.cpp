@@ -16,7 +16,6 @@ namespace {
 // row is always checked.
 constexpr std::size_t kMaxRows = 8;
 constexpr std::int64_t kMaxKeys = 16384;
-constexpr std::size_t kMaxFailuresTold = 5;
 
 /// One head's part of a result.
 oracle::AttentionResult head_of(const oracle::AttentionResult& all, std::int32_t head,
@@ -41,12 +40,17 @@ std::uint64_t Verifier::random(std::int64_t step, std::uint64_t salt) const {
   return mix64(seed_ ^ mix64(static_cast<std::uint64_t>(step) * 64 + salt));
 }
 
-std::optional<std::int32_t> Verifier::choose_layer(std::int64_t step) const {
+std::optional<CapturedLayers> Verifier::choose_layers(std::int64_t step) const {
   const double draw = static_cast<double>(random(step, 0) >> 11U) * 0x1p-53;
   // The first step always counts, so that the shortest replay is checked too.
   if (share_ <= 0 || (step > 0 && draw >= share_)) return {};
-  const auto layers = static_cast<std::uint64_t>(engine_.config().num_layers);
-  return static_cast<std::int32_t>(random(step, 1) % layers);
+  const auto any_of = [&](std::int32_t layers, std::uint64_t salt) {
+    return layers == 0
+               ? -1
+               : static_cast<std::int32_t>(random(step, salt) % static_cast<std::uint64_t>(layers));
+  };
+  return CapturedLayers{any_of(engine_.config().num_layers, 1),
+                        any_of(engine_.config().num_recurrent_layers, 61)};
 }
 
 void Verifier::record(const StepBatch& batch, std::int64_t start_row) {
@@ -100,10 +104,13 @@ std::vector<Verifier::Row> Verifier::choose_rows(std::int64_t step, const StepBa
   return rows;
 }
 
-void Verifier::check(std::int64_t step, std::int32_t layer, const StepBatch& batch,
+void Verifier::check(std::int64_t step, const CapturedLayers& layers, const StepBatch& batch,
                      std::int64_t start_row) {
   ++stats_.steps;
-  for (const Row& row : choose_rows(step, batch)) check_row(step, layer, batch, start_row, row);
+  for (const Row& row : choose_rows(step, batch)) {
+    check_row(step, layers.attention, batch, start_row, row);
+    if (layers.recurrent >= 0) check_recurrent_row(step, layers.recurrent, batch, row);
+  }
 }
 
 std::vector<std::int64_t> Verifier::key_rows(const StepBatch& batch, const Row& row,

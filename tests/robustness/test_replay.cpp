@@ -75,6 +75,27 @@ TEST(Replay, Q3_ServesTheModelsOfBench) {
                  "--model: 'deepseek-v3-projected' has keys and values without pages");
 }
 
+/// Layers of gated delta nets beside those of attention: prompts in several steps, preemptions, and
+/// rows of some steps verified.
+TEST(Replay, ServesHybridModels) {
+  const std::string arguments =
+      "replay --model qwen3.5-9b --requests 8 --length-scale 0.02 --speed 1000000 --max-num-seqs 6 "
+      "--max-batched-tokens 40 --num-blocks 9 --verify 0.2 --no-progress --json - --layers ";
+  const ProgramResult result = run_program(arguments + "5");
+  ASSERT_EQ(result.code, 0) << result.standard_error;
+  const auto report = nlohmann::json::parse(result.standard_output);
+  EXPECT_EQ(report["model"]["num_layers"], 1);
+  EXPECT_EQ(report["model"]["num_recurrent_layers"], 4);
+  EXPECT_EQ(report["requests"]["finished"], 8);
+  EXPECT_GT(report["requests"]["preemptions"], 0);
+  EXPECT_EQ(report["requests"]["prefix_hit_tokens"], 0);
+  EXPECT_GT(report["verify"]["rows"], report["verify"]["steps"]);
+  EXPECT_EQ(report["verify"]["failed_rows"], 0);
+  EXPECT_EQ(report["step_time_us"]["rest_us"]["title"], "recurrent, rest");
+  expect_refusal(run_program(arguments + "3"), 2,
+                 "--layers: 3, legal: at least 4, every 4th is attention");
+}
+
 // M1, M2, M12: names as vLLM's users type them.
 TEST(Replay, M12_TakesVllmsNamesOrSaysWhatToUse) {
   const std::string traffic =

@@ -143,6 +143,38 @@ TEST(Scheduler, PreemptsTheYoungestAndFindsItsBlocksAgain) {
   EXPECT_EQ(scheduler.blocks().num_used(), 0);
 }
 
+TEST(Scheduler, EachThatRunsHasAPageOfStatesOfItsOwn) {
+  std::vector<clattn::cli::TraceRequest> requests;
+  for (int i = 0; i < 20; ++i) requests.push_back({0, 4 + i, 3 + i % 4, {1, 2}});
+  Trace trace = make_trace(requests);
+  trace.hash_block_tokens = 4;
+  Scheduler scheduler({.max_num_seqs = 3,
+                       .max_num_batched_tokens = 16,
+                       .block_size = 4,
+                       .num_blocks = 12,
+                       .share_prefixes = false},
+                      trace);
+  scheduler.arrive(0);
+  int preemptions = 0;
+  std::map<std::int32_t, std::int32_t> pages;  // by requests
+  for (int steps = 0; !scheduler.done(); ++steps) {
+    ASSERT_LT(steps, 1000);
+    const ScheduledStep& step = scheduler.schedule();
+    EXPECT_EQ(step.num_prefix_hit_tokens, 0);
+    preemptions += step.num_preemptions;
+    std::set<std::int32_t> used;
+    for (const auto& [request, computed, fresh, decode] : step.requests) {
+      EXPECT_TRUE(used.insert(request->state_page).second);
+      EXPECT_TRUE(request->state_page >= 0 && request->state_page < 3) << request->state_page;
+      // Where its state is does not change until it begins anew.
+      EXPECT_TRUE(computed == 0 || pages[request->id] == request->state_page);
+      pages[request->id] = request->state_page;
+    }
+    scheduler.complete();
+  }
+  EXPECT_GT(preemptions, 0);
+}
+
 TEST(Scheduler, RefusesARequestThatCannotFit) {
   const Trace trace = make_trace({{0, 4, 1, {}}, {0, 30, 4, {}}});
   Scheduler fits({.block_size = 4, .num_blocks = 9}, trace);
