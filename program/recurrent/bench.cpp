@@ -40,7 +40,8 @@ class RecurrentWorkload : public Workload {
   };
 
   /// `page`: what a request's page holds; `in`, `out`: elements of a token.
-  RecurrentWorkload(const BenchTask& task, StateTensor page, std::int64_t in, std::int64_t out)
+  RecurrentWorkload(const BenchTask& task, const StateTensor& page, std::int64_t in,
+                    std::int64_t out)
       : shape_(task.shape),
         context_(task.context),
         queue_(context_->create_queue()),

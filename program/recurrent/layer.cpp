@@ -91,6 +91,7 @@ oracle::DeltaRuleCase DeltaNetLayer::rule_case(const HeadRows& rows, std::int32_
   call.query = inputs.mixed(query, k_dim);
   call.key = inputs.mixed(net_.keys() + query, k_dim);
   std::vector<std::vector<double>> values;
+  values.reserve(to_size(heads));
   for (std::int32_t i = 0; i < heads; ++i)
     values.push_back(inputs.mixed(2 * net_.keys() + first_element(rows, i), rows.count));
   for (std::int32_t t = 0; t < tokens; ++t) {

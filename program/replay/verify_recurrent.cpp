@@ -78,10 +78,11 @@ bool Verifier::check_rule(const std::string& where, std::span<const std::int64_t
           }};
   bool passed = true;
   for (std::int32_t key_head = 0; key_head < net.num_k_heads; ++key_head) {
-    const auto places = static_cast<std::uint64_t>(net.head_v_dim - kHeadRows + 1);
+    const std::int64_t places = std::int64_t{net.head_v_dim} - kHeadRows + 1;
     const DeltaNetLayer::HeadRows part{
         key_head,
-        static_cast<std::int32_t>(mix64(salt + static_cast<std::uint64_t>(key_head)) % places),
+        static_cast<std::int32_t>(mix64(salt + static_cast<std::uint64_t>(key_head)) %
+                                  static_cast<std::uint64_t>(places)),
         kHeadRows};
     const oracle::JudgedTensor truth =
         oracle::delta_rule(layer.rule_case(part, tokens, false, inputs),
