@@ -10,7 +10,7 @@ struct DeltaNet {
   std::int32_t num_k_heads = 0, num_v_heads = 0;  ///< 0 = the model has no such layers
   std::int32_t head_k_dim = 128, head_v_dim = 128;
   std::int32_t conv_width = 4;
-  std::int32_t full_attention_interval = 4;  ///< every so manyth layer is one of attention
+  std::int32_t full_attention_interval = 4;  ///< of so many layers the last attends
   DType state_dtype = DType::kF32;
   bool in_chunks = true;  ///< prompts by chunk_gated_delta_rule, else token by token
 
