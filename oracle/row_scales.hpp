@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "oracle/oracle.hpp"
+
+namespace oracle {
+
+/// A row of values as a cache with a scale for each token and head holds it.
+struct StoredRow {
+  Element element = Element::kInt8;  ///< or kFp8E4M3
+  std::span<const std::uint8_t> codes;
+  float scale = 0;
+};
+
+/// Why a writer may not have stored `row` so; empty = it may. With A the largest finite magnitude
+/// and Q the largest code's value (127, 448): the scale is A / Q within half a unit of f32 in the
+/// last place and 2^-18 of itself, or 0 where that is below the smallest normal number; a code is
+/// as near to x / scale as any, within 2^-13 (of a step of int8, of the quotient of e4m3).
+/// Infinities saturate, NaN is e4m3's or int8's 0. Of a row of zeros the scale may be anything.
+std::string why_not_stored(std::span<const double> row, const StoredRow& stored);
+
+}  // namespace oracle
