@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fails when a part of the library becomes larger than a reader can hold: more than 25 files in a
-# folder of src/ or program/, more than 400 lines in a public header, more than 12 headers or 45
+# folder of src/ or program/, more than 400 lines in a public header, more than 12 headers or 46
 # types in what clattn.hpp brings, which Session belongs to; and when a public header names the
 # library's own namespace.
 # usage: tests/sizes.sh
@@ -40,7 +40,7 @@ headers=$(($(wc -l < "$work/reached") - 1))
 sed 's/^/include\//' "$work/reached" |
   xargs grep -hE '^(struct|class|enum class) [^;]*\{' > "$work/types"
 types=$(wc -l < "$work/types")
-[ "$types" -le 45 ] || complain "clattn.hpp brings $types types, legal: <= 45"
+[ "$types" -le 46 ] || complain "clattn.hpp brings $types types, legal: <= 46"
 grep -q '^class Session {' "$work/types" || complain "clattn.hpp does not bring Session"
 
 [ $status != 0 ] || echo "sizes: clattn.hpp brings $headers headers with $types types"

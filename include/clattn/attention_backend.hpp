@@ -137,7 +137,7 @@ std::shared_ptr<const AttentionBackend> get_attn_backend(const AttentionConfig& 
 /// vLLM's form, judged without a device: the backend for layers of this kind, whatever their head
 /// counts. Remembers its answers until the registry changes.
 std::shared_ptr<const AttentionBackend> get_attn_backend(std::int32_t head_size, DType dtype,
-                                                         std::optional<DType> kv_cache_dtype,
+                                                         std::optional<CacheFormat> kv_cache_dtype,
                                                          std::int32_t block_size,
                                                          bool is_attention_free = false,
                                                          bool use_mla = false,

@@ -34,16 +34,16 @@ inline constexpr std::int32_t kMostDecodeRows = 16;
 
 /// The types of the fields of an AttentionConfig by kind.
 namespace config_kind {
-using Count = std::int32_t;                  ///< a number of things
-using Flag = bool;                           ///< yes or no
-using Float = float;                         ///< a number
-using OptionalFloat = std::optional<float>;  ///< nullopt = "auto"
-using PerHead = std::vector<float>;          ///< a number a query head, or none
-using Type = DType;                          ///< an element type
-using OptionalType = std::optional<DType>;   ///< nullopt = "auto"
-using Attends = AttentionType;               ///< what attends to what
-using Family = KernelFamily;                 ///< a family of kernels
-using Rule = SpanRule;                       ///< how a window cuts spans
+using Count = std::int32_t;                         ///< a number of things
+using Flag = bool;                                  ///< yes or no
+using Float = float;                                ///< a number
+using OptionalFloat = std::optional<float>;         ///< nullopt = "auto"
+using PerHead = std::vector<float>;                 ///< a number a query head, or none
+using Type = DType;                                 ///< an element type
+using OptionalFormat = std::optional<CacheFormat>;  ///< nullopt = "auto"
+using Attends = AttentionType;                      ///< what attends to what
+using Family = KernelFamily;                        ///< a family of kernels
+using Rule = SpanRule;                              ///< how a window cuts spans
 }  // namespace config_kind
 
 /// A layer's configuration: what get_attn_backend() is asked for and an AttentionImpl is made from.
@@ -57,9 +57,13 @@ struct AttentionConfig {
 #undef CLATTN_FIELD
 
   bool operator==(const AttentionConfig&) const = default;
-  /// The type that the cache has: kv_cache_dtype, or dtype without one.
-  DType cache_dtype() const {
+  /// The format that the cache has: kv_cache_dtype, or that of dtype without one.
+  CacheFormat cache_format() const {
     return kv_cache_dtype.value_or(dtype);
+  }
+  /// The type of its elements.
+  DType cache_dtype() const {
+    return cache_format().k.code;
   }
   /// Query heads that share a KV head; 0 for a configuration without KV heads.
   std::int32_t num_queries_per_kv() const {

@@ -115,7 +115,7 @@ std::string to_text(float value);
 std::string to_text(const std::optional<float>& value);
 std::string to_text(const std::vector<float>& values);
 std::string to_text(DType value);
-std::string to_text(const std::optional<DType>& value);
+std::string to_text(const std::optional<CacheFormat>& value);
 std::string to_text(AttentionType value);
 std::string to_text(KernelFamily value);
 std::string to_text(SpanRule value);

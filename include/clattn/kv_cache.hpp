@@ -39,7 +39,7 @@ struct KVCache {
   std::int64_t block_stride = 0;             ///< from page to page
   std::int64_t token_stride = 0;             ///< from token to token
   std::int64_t head_stride = 0;              ///< from head to head
-  /// Quantized types only: f32 [2][1 or num_kv_heads], the factors of K, then those of V
+  /// 8-bit types only: f32 [2][1 or num_kv_heads], the factors of K, then those of V
   /// (real = stored * factor), one per tensor or per KV head. Empty = 1, except that int8 requires
   /// factors: with 1 it could hold whole numbers only.
   Buffer scales = {};
@@ -47,7 +47,23 @@ struct KVCache {
   /// One more factor follows V's: queries are divided by it before they are rounded to 8 bits
   /// (AttentionConfig::fp8_products); it is above 0. Without it they are rounded undivided.
   bool scales_query = false;
+  /// Where the scales of tokens and heads lie (CacheFormat::scales_per_row()), in elements of
+  /// `scales`, f32: K's of (block, token, head) at k_offset + block * block_stride + token *
+  /// token_stride + head * head_stride, V's the same from v_offset.
+  struct RowScales {
+    std::int64_t k_offset = 0;      ///< before the first K's
+    std::int64_t v_offset = 0;      ///< before the first V's
+    std::int64_t block_stride = 0;  ///< from page to page
+    std::int64_t token_stride = 0;  ///< from token to token
+    std::int64_t head_stride = 0;   ///< from head to head
+    bool operator==(const RowScales&) const = default;
+  };
+  /// Set: each token and head has a scale of its own, which is found when it is stored. With
+  /// reshape_kv_cache() they lie in the pages, `scales` being `buffer`.
+  std::optional<RowScales> row_scales = {};
 
+  /// What it holds.
+  CacheFormat format() const { return row_scales ? CacheFormat::per_row(dtype) : dtype; }
   /// Elements of a head's value.
   std::int32_t value_size() const { return head_size_v != 0 ? head_size_v : head_size; }
   /// The buffer's element that holds element (block, token, head, dim) of V.
@@ -72,11 +88,12 @@ struct TensorRef {
 
 /// Stores token i's key and value at slot_mapping[i] (block * block_size + offset; negative = do
 /// not store) for i < num_tokens, divided by the cache's scales where it is quantized, converting
-/// `dtype` to the cache's type (round to nearest even). `slot_mapping` holds int64 at byte offset
-/// `slot_offset_bytes`. A slot past the cache stores nothing. Throws kInvalidArgument unless the
-/// buffers of `key`, `value` and `slot_mapping` hold num_tokens rows and the cache's buffer all its
-/// blocks. Asynchronous; if two tokens have the same slot, which of them is stored is undefined.
-/// vLLM: reshape_and_cache_flash.
+/// `dtype` to the cache's type (round to nearest even). With row_scales a row's scale is stored,
+/// too: its largest finite magnitude / 127 (int8) or / 448 (fp8 e4m3); below 2^-126 it is 0.
+/// `slot_mapping` holds int64 at byte offset `slot_offset_bytes`. A slot past the cache stores
+/// nothing. Throws kInvalidArgument unless the buffers of `key`, `value` and `slot_mapping` hold
+/// num_tokens rows and the cache's buffer all its blocks. Asynchronous; if two tokens have the same
+/// slot, which of them is stored is undefined. vLLM: reshape_and_cache_flash.
 void reshape_and_cache_flash(const Context& context, cl_command_queue queue, TensorRef key,
                              TensorRef value, DType dtype, const KVCache& cache,
                              cl_mem slot_mapping, std::size_t slot_offset_bytes,

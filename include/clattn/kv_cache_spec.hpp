@@ -55,8 +55,9 @@ struct KVCacheSpec {
   std::int32_t sliding_window = 0;
   std::int32_t attention_chunk_size = 0;  ///< kChunkedLocal: tokens per chunk. kFull: as above
   bool use_mla = false;  ///< one latent vector of head_size serves as K and V: num_kv_heads is 1
-  std::int32_t head_size_v = 0;                    ///< of V where it differs; 0 = head_size
-  KVQuantMode kv_quant_mode = KVQuantMode::kNone;  ///< kPerTokenHead: 8-bit types only
+  std::int32_t head_size_v = 0;  ///< of V where it differs; 0 = head_size
+  /// kPerTokenHead: 8-bit types only; kernels read int8 and fp8_e4m3 (CacheFormat).
+  KVQuantMode kv_quant_mode = KVQuantMode::kNone;
   std::size_t page_size_padded = 0;  ///< bytes that a page takes, at least its own; 0 = its own
   /// kMamba: what a page holds, one after another; the fields of keys and values are not used.
   std::vector<StateTensor> states = {};
@@ -138,11 +139,13 @@ std::map<std::string, Buffer> allocate_kv_cache(const Context& context, cl_comma
 /// Views a raw buffer of `spec` pages as `backend` orders them. The bytes must be a multiple of the
 /// page size. Padded pages are contiguous
 /// whatever the backend's order: block b's K and V, then the padding, lie at b * page_size_padded
-/// bytes, which must be a multiple of 8 elements. Throws kUnsupported for a layout that the backend
-/// does not support, for latent pages with a backend of keys and values or the reverse, and for
-/// scales of each token in the pages. Where head_size_v is less than head_size, each head's value
-/// follows its key, as in vLLM's TRITON_ATTN_DIFFKV: the logical shape has 1 in place of K and V,
-/// and head_size + head_size_v elements a head.
+/// bytes, which must be a multiple of 8 elements. Pages with a scale for each token and head are
+/// contiguous, too: a block's keys, their scales, its values, their scales; where the number of
+/// tokens times heads is odd, the keys' scales come third. Throws kUnsupported for a layout that
+/// the backend does not support, for latent pages with a backend of keys and values or the reverse,
+/// and for such scales with values narrower than keys. Where head_size_v is less than head_size,
+/// each head's value follows its key, as in vLLM's TRITON_ATTN_DIFFKV: the logical shape has 1 in
+/// place of K and V, and head_size + head_size_v elements a head.
 KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
                          const AttentionBackend& backend, KVCacheLayout layout);
 

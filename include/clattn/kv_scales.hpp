@@ -25,6 +25,6 @@ struct KVScales {
 /// as loaded; if only one was, it serves for both; if none was, both are 1. q and prob are as
 /// loaded, else 1. FNUZ doubles what was loaded. Throws kInvalidArgument for more than one value,
 /// and for values that are 0 or not finite.
-KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<DType> kv_cache_dtype);
+KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<CacheFormat> kv_cache_dtype);
 
 }  // namespace clattn

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 /// Marks the namespace in every public header as exported by the shared library. All else is
@@ -38,8 +39,54 @@ std::string_view to_string(DType dtype);
 std::optional<DType> find_dtype(std::string_view name);
 /// As find_dtype(), but throws kInvalidArgument listing the legal names instead.
 DType parse_dtype(std::string_view name);
-/// As parse_dtype(), for caches: "auto" gives nullopt, the layer's type.
-std::optional<DType> parse_kv_cache_dtype(std::string_view name);
+
+/// How a cache holds keys and values: what one code is, and what turns codes into numbers. An
+/// element type is the format of that type with scales for a tensor or for each KV head
+/// (KVCache::scales).
+struct CacheFormat {
+  /// Keys, or values: x = code * scale.
+  struct Side {
+    /// The codes that share a scale. kTensor: all of a tensor, or of a KV head, given with the
+    /// cache. kRow: a token's of one head, found when they are stored. Others are not supported.
+    enum class Group : std::uint8_t { kTensor, kRow, kDims32, kDims16, kChannel16 };
+    /// kNone: x = code * scale. Others, with a zero point or an offset, are not supported.
+    enum class Zero : std::uint8_t { kNone, kInteger, kOffset };
+    /// The type of scales. Others than kF32 are not supported.
+    enum class Scale : std::uint8_t { kF32, kF16, kE4M3, kE8M0 };
+    DType code = DType::kF16;      ///< what an element is
+    Group group = Group::kTensor;  ///< what shares a scale
+    Zero zero = Zero::kNone;       ///< what is taken from codes, or added to numbers
+    Scale scale = Scale::kF32;     ///< the type of scales
+    std::int32_t rotation = 0;     ///< dims that are turned together before; only 0 is supported
+    bool operator==(const Side&) const = default;
+  };
+  Side k = {};  ///< keys
+  Side v = {};  ///< values
+
+  CacheFormat() = default;
+  /// The format of an element type.
+  constexpr CacheFormat(DType dtype)  // NOLINT(google-explicit-constructor): it is a format
+      : k{.code = dtype}, v{.code = dtype} {}
+  /// One for keys and one for values.
+  constexpr CacheFormat(Side keys, Side values) : k(keys), v(values) {}
+  /// That of codes of a type with a scale for each token and head.
+  static constexpr CacheFormat per_row(DType code) {
+    return {{.code = code, .group = Side::Group::kRow}, {.code = code, .group = Side::Group::kRow}};
+  }
+  /// Whether each token and head has a scale of its own.
+  bool scales_per_row() const { return k.group == Side::Group::kRow; }
+  bool operator==(const CacheFormat&) const = default;
+};
+using SideFormat = CacheFormat::Side;  ///< a format of keys, or of values
+
+/// Why a format is not supported, naming field, value and what is; empty = it is.
+std::string why_not(const CacheFormat& format);
+/// The name of a supported format: that of its element type, "int8_per_token_head" or
+/// "fp8_per_token_head". Throws kUnsupported with why_not() for others.
+std::string_view to_string(const CacheFormat& format);
+/// The format of a name: to_string()'s or those of find_dtype(). "auto" gives nullopt, the layer's
+/// type. Throws kInvalidArgument listing the legal names.
+std::optional<CacheFormat> parse_kv_cache_dtype(std::string_view name);
 
 /// What attends to what (vLLM's AttentionType). Decoder: causal self-attention over the cache.
 /// Encoder: bidirectional, inside an encoder-decoder model. Encoder-only: no cache at all,

@@ -149,6 +149,19 @@ static inline void cla_score_rows(float* scores, const ClaKvRaw* k_raw,
   }
 }
 
+#if CLA_ROW_SCALES
+/* scales[BLOCK_KV]: those of keys (x) and values (y) from `first` on. */
+static inline void cla_load_scales(float2* scales, const ClaOptions* opt, uint kv_head,
+                                   __global const int* pages, int first, int begin, int last) {
+#pragma unroll
+  for (int i = 0; i < CLA_BLOCK_KV; ++i) {
+    const uint position = (uint)clamp(first + i, begin, last);
+    scales[i] =
+        cla_row_scales(opt, cla_page_of(pages, position), position % CLA_PAGE_SIZE, kv_head);
+  }
+}
+#endif
+
 /* Adds the values of a step's keys, times their probabilities, to the rows that see them. */
 static inline void cla_decode_gpu_add_values(float4* acc, const float* probabilities,
                                              const ClaKvRaw* v_raw) {
@@ -225,6 +238,12 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
     cla_decode_gpu_load_rows(k_raw, k_lane, at, dim, CLA_HEAD_DIM);
 
     cla_sum_over_team(scores, sums);
+#if CLA_ROW_SCALES
+    float2 scales[CLA_BLOCK_KV];
+    cla_load_scales(scales, &opt, task.kv_head, pages, first, begin, last);
+#pragma unroll
+    for (uint i = 0; i < CLA_SCORES; ++i) scores[i] *= scales[i % CLA_BLOCK_KV].x;
+#endif
 #pragma unroll
     for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
       const ClaRow sight = cla_row(&opt, &task, row, call.causal);
@@ -233,6 +252,11 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
                                 1.0f, first, 1, 0);
       cla_rescale_rows(acc + CLA_ACC_QUADS * row, &factor);
     }
+#if CLA_ROW_SCALES
+#pragma unroll
+    for (uint i = 0; i < CLA_SCORES; ++i)
+      scores[i] = cla_scaled_probability(scores[i], scales[i % CLA_BLOCK_KV].y);
+#endif
     cla_decode_gpu_add_values(acc, scores, v_raw);
     first += CLA_STEP_KEYS;
   }

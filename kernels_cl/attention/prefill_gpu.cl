@@ -74,10 +74,19 @@ static inline void cla_stage_q(__local float4* stage, const ClaTask* task,
   }
 }
 
+/* What reads a tile's keys or values: where they lie, and with CLA_ROW_SCALES their scales. */
+#if CLA_ROW_SCALES
+#define CLA_SCALES_PARAM , __local const float* scales
+#define CLA_SCALES_OF(scales) , scales
+#else
+#define CLA_SCALES_PARAM
+#define CLA_SCALES_OF(scales)
+#endif
+
 /* Copies dims [dim, dim + width) of the tile's keys or values to stage[BLOCK_KV][stride]; 0 for
    keys that no row sees, whose rows are not read. */
 static inline void cla_stage_kv(__local float4* stage, uint stride, const ClaHeadRows* rows,
-                                __local const long* key_at, uint dim, uint width) {
+                                __local const long* key_at CLA_SCALES_PARAM, uint dim, uint width) {
   const uint units = width / 8;
   for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_KV * units; i += CLA_WG_SIZE) {
     const uint key = i / units;
@@ -86,6 +95,9 @@ static inline void cla_stage_kv(__local float4* stage, uint stride, const ClaHea
     if (key_at[key] >= 0)
       x = cla_kv_expand(
           cla_kv_raw_load(rows->first + cla_place_element(rows, key_at[key]) + dim + 8 * unit));
+#if CLA_ROW_SCALES
+    x = cla_scale8(x, scales[key]);
+#endif
     stage[key * stride + 2 * unit] = x.lo;
     stage[key * stride + 2 * unit + 1] = x.hi;
   }
@@ -136,7 +148,8 @@ static inline void cla_add_slice(float4* acc, __local const float4* p_rows,
 static inline void cla_prefill_gpu_score_tile(float* scores, __local float4* stage,
                                               const ClaTask* task, __global const CLA_Q_T* q,
                                               long offset, long token_stride, float scale,
-                                              const ClaHeadRows* keys, __local const long* key_at,
+                                              const ClaHeadRows* keys,
+                                              __local const long* key_at CLA_SCALES_PARAM,
                                               uint first_row) {
   __local float4* k_stage = stage + CLA_BLOCK_ROWS * CLA_QK_STRIDE;
 #pragma unroll
@@ -144,7 +157,7 @@ static inline void cla_prefill_gpu_score_tile(float* scores, __local float4* sta
   for (uint dim = 0; dim < CLA_HEAD_DIM; dim += CLA_DIMS_QK) {
     const uint width = min((uint)CLA_DIMS_QK, CLA_HEAD_DIM - dim);
     cla_stage_q(stage, task, q, offset, token_stride, dim, width, scale);
-    cla_stage_kv(k_stage, CLA_QK_STRIDE, keys, key_at, dim, width);
+    cla_stage_kv(k_stage, CLA_QK_STRIDE, keys, key_at CLA_SCALES_OF(scales), dim, width);
     barrier(CLK_LOCAL_MEM_FENCE); /* stage written -> read */
     cla_add_qk(scores, stage + first_row * CLA_QK_STRIDE, k_stage + cla_member() * CLA_QK_STRIDE,
                width);
@@ -157,6 +170,9 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
   __local float4 p_tile[CLA_BLOCK_ROWS * CLA_P_STRIDE];
   __local float exchange[CLA_BLOCK_ROWS * CLA_TEAM]; /* maxima of members, in the end sums */
   __local long key_at[CLA_BLOCK_KV];                 /* key i's place, -1: no row sees it */
+#if CLA_ROW_SCALES
+  __local float k_scales[CLA_BLOCK_KV], v_scales[CLA_BLOCK_KV]; /* of key i */
+#endif
 
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
@@ -187,6 +203,12 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
       const long at = head_at + cla_key_row(&task.item, cla_page_of(pages, position), position,
                                             call.block_stride, CLA_PLACE_STRIDE(call.token_stride));
       key_at[lid] = (uint)tile + lid < (uint)keys.end ? at : -1;
+#if CLA_ROW_SCALES
+      const float2 scales = cla_row_scales(&opt, cla_page_of(pages, position),
+                                           position % CLA_PAGE_SIZE, task.kv_head);
+      k_scales[lid] = scales.x;
+      v_scales[lid] = scales.y;
+#endif
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
 
@@ -195,7 +217,7 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
     float scores[CLA_SCORES];
     float factors[4];
     cla_prefill_gpu_score_tile(scores, stage, &task, q, call.q_offset, call.q_token_stride,
-                               query_scale, &head_keys, key_at, first_row);
+                               query_scale, &head_keys, key_at CLA_SCALES_OF(k_scales), first_row);
     /* Readers of the exchange pass the next barrier before it is rewritten. All tiles as masked
        ones: fewer registers than two ways. */
     cla_rows_to_probabilities(scores, factors, state, rows, &opt, 1.0f, tile + (int)cla_member(), 1,
@@ -210,7 +232,7 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
     for (uint slice = 0; slice < CLA_SLICES; ++slice) {
       const uint dim = slice * CLA_DIMS_PV;
       const uint width = min((uint)CLA_DIMS_PV, CLA_VALUE_DIM - dim);
-      cla_stage_kv(stage, CLA_V_STRIDE, &head_values, key_at, dim, width);
+      cla_stage_kv(stage, CLA_V_STRIDE, &head_values, key_at CLA_SCALES_OF(v_scales), dim, width);
       barrier(CLK_LOCAL_MEM_FENCE); /* stage and p_tile written -> read */
       __local const float4* p_rows = p_tile + first_row * CLA_P_STRIDE;
       if (cla_member() * 4 < width) {

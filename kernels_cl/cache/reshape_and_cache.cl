@@ -5,8 +5,11 @@
 
    Values are converted from the input's type to the cache's: equal types are copied bit by bit,
    others are rounded to nearest even (f16 overflow becomes inf, NaN stays NaN). The 8-bit types
-   store type(x / scale), saturating, with one scale per tensor or per KV head. A slot below 0 or
-   not below num_slots stores nothing. If two tokens name one slot, either may win.
+   store type(x / scale), saturating, with one scale per tensor or per KV head, or with
+   CLA_ROW_SCALES one per token and head, which is found here (core/write_call.clh) and stored: each
+   work-item reads the whole row, of which its neighbours leave all but its own unit in the L1
+   cache. A slot below 0 or not below num_slots stores nothing. If two tokens name one slot, either
+   may win.
 
    The unit of work is eight elements of one head of one token; units of a token are
    [kv head, HEAD_DIM / 8], the last of which have no values where values have fewer.
@@ -21,6 +24,7 @@
    CLA_KV_DTYPE    -           0 f32, 1 f16, 2 bf16, 3 fp8 e4m3, 4 fp8 e5m2, 5 int8: the cache
    CLA_PAGE_SIZE   tokens      >= 1
    CLA_WG_SIZE     work-items  >= 1
+   CLA_ROW_SCALES  -           1: core/write_call.clh; not of packed caches
    CLA_CACHE_X     elements    of a packed key cache's innermost dimension: 4, 8 or 16
 
    Launch: CLA_WG_SIZE == 1: num_tokens groups; else num_groups() of cache_write.cpp. */
@@ -61,6 +65,37 @@ static inline int cla_input_aligned(const ClaInput* in) {
   const ulong strides = (ulong)(in->key_token_stride | in->value_token_stride) * sizeof(CLA_Q_T);
   return ((ulong)in->key | (ulong)in->value | strides) % CLA_RAW_ALIGN == 0;
 }
+
+#if CLA_ROW_SCALES
+/* max(largest, |x|) over the finite elements of x */
+static inline float4 cla_larger(float4 largest, float4 x) {
+  const float4 magnitude = fabs(x);
+  return select(largest, fmax(largest, magnitude), isless(magnitude, (float4)(INFINITY)));
+}
+/* The scale of a row that starts at `from`. */
+static inline float cla_scale_of_row(__global const CLA_Q_T* from) {
+  float4 largest = (float4)(0.0f);
+#pragma unroll 2
+  for (uint d = 0; d < CLA_HEAD_DIM; d += 8) {
+    const ClaF8 x = CLA_Q_LOAD8(from + d);
+    largest = cla_larger(cla_larger(largest, x.lo), x.hi);
+  }
+  return cla_found_scale(fmax(fmax(largest.x, largest.y), fmax(largest.z, largest.w)));
+}
+/* The scales of the rows of unit `unit`, which its first unit stores. */
+static inline float2 cla_store_scales(const ClaInput* in, uint token, uint unit, long slot,
+                                      const ClaRowScales* at, __global float* kv_scales) {
+  const uint own_unit = unit % (CLA_HEAD_DIM / 8);
+  const float2 scales = (float2)(cla_scale_of_row(cla_cache_key_at(in, token, unit - own_unit)),
+                                 cla_scale_of_row(cla_cache_value_at(in, token, unit - own_unit)));
+  if (own_unit == 0) {
+    const long key = cla_slot_scale_at(at, slot, unit / (CLA_HEAD_DIM / 8));
+    kv_scales[key] = scales.x;
+    kv_scales[key - at->k_at + at->v_at] = scales.y;
+  }
+  return scales;
+}
+#endif
 
 /* What scales unit `unit` of keys and of values. */
 static inline float2 cla_unit_scales(const ClaOptions* opt, uint unit, uint num_kv_heads) {
@@ -123,7 +158,11 @@ clattn_reshape_and_cache_flash(CLA_WRITE_PARAMS) {
                        call.value_token_stride};
   const ClaPlanes cache = {CLA_WRITE_KEYS, CLA_WRITE_VALUES, call.block_stride, call.token_stride,
                            call.head_stride};
+#if CLA_ROW_SCALES
+  const float2 scales = cla_store_scales(&in, token, unit, slot, &row_scales, kv_scales);
+#else
   const float2 scales = cla_unit_scales(&opt, unit, num_kv_heads);
+#endif
   const long to = cla_cache_unit_at(&cache, slot, unit);
   __global const CLA_Q_T* const k_from = cla_cache_key_at(&in, token, unit);
   __global const CLA_Q_T* const v_from = cla_cache_value_at(&in, token, unit);

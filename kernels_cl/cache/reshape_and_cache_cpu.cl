@@ -31,10 +31,30 @@ static inline __attribute__((always_inline)) void cla_put_row(__global const CLA
   }
 }
 
+#if CLA_ROW_SCALES
+/* The scale of a row of `width` elements. */
+static inline float cla_scale_of_vectors(__global const CLA_Q_T* from, int width) {
+  cla_vu largest = (cla_vu)(0u); /* magnitudes order like their bits */
+  for (int d = 0; d < width; d += CLA_VEC) {
+    const cla_vu size = CLA_CAT(as_uint, CLA_VEC)(cla_load_q(from + d)) & 0x7fffffffu;
+    const cla_vu finite = size < 0x7f800000u ? size : (cla_vu)(0u);
+    largest = finite > largest ? finite : largest;
+  }
+  uint lanes[CLA_VEC], most = 0;
+  CLA_CAT(vstore, CLA_VEC)(largest, 0, lanes);
+  for (int i = 0; i < CLA_VEC; ++i) most = max(most, lanes[i]);
+  return cla_found_scale(as_float(most));
+}
+#endif
+
 /* Where one token's keys or values lie, head 0. */
 typedef struct ClaPlane {
   __global const CLA_Q_T* from;
   __global CLA_KV_T* to;
+#if CLA_ROW_SCALES
+  __global float* scales;
+  long scale_stride; /* elements, from head to head */
+#endif
   long head_stride; /* of the cache, elements */
   int num_kv_heads;
 } ClaPlane;
@@ -50,8 +70,14 @@ static inline __attribute__((always_inline)) void cla_put_plane(const ClaPlane* 
                                                                 int past) {
 #pragma unroll 1
   for (int h = 0; h < plane->num_kv_heads; ++h) {
+#if CLA_ROW_SCALES
+    const int width = cla_row_width(of_keys);
+    const float scale = cla_scale_of_vectors(plane->from + (long)h * width, width);
+    plane->scales[h * plane->scale_stride] = scale;
+#else
     const float scale =
         of_keys ? cla_k_scale(opt, (uint)h) : cla_v_scale(opt, (uint)h, (uint)plane->num_kv_heads);
+#endif
     cla_put_row(plane->from + (long)h * cla_row_width(of_keys), cla_row_width(of_keys), scale, past,
                 plane->to + h * plane->head_stride);
   }
@@ -82,10 +108,26 @@ clattn_reshape_and_cache_flash_cpu(CLA_WRITE_PARAMS) {
   if (slot < 0 || slot >= call.num_slots) return;
   const long slot_at = (long)((ulong)slot / CLA_PAGE_SIZE) * call.block_stride +
                        (long)((ulong)slot % CLA_PAGE_SIZE) * call.token_stride;
+#if CLA_ROW_SCALES
+  __global float* k_scales = kv_scales + cla_slot_scale_at(&row_scales, slot, 0);
+  const ClaPlane keys = {key + call.key_offset + token * call.key_token_stride,
+                         CLA_WRITE_KEYS + slot_at,
+                         k_scales,
+                         row_scales.head_stride,
+                         call.head_stride,
+                         call.num_kv_heads};
+  const ClaPlane values = {value + call.value_offset + token * call.value_token_stride,
+                           CLA_WRITE_VALUES + slot_at,
+                           k_scales - row_scales.k_at + row_scales.v_at,
+                           row_scales.head_stride,
+                           call.head_stride,
+                           call.num_kv_heads};
+#else
   const ClaPlane keys = {key + call.key_offset + token * call.key_token_stride,
                          CLA_WRITE_KEYS + slot_at, call.head_stride, call.num_kv_heads};
   const ClaPlane values = {value + call.value_offset + token * call.value_token_stride,
                            CLA_WRITE_VALUES + slot_at, call.head_stride, call.num_kv_heads};
+#endif
   cla_put_rows(&keys, &opt, 1, call.num_tokens);
   cla_put_rows(&values, &opt, 0, call.num_tokens);
 }

@@ -21,7 +21,7 @@ using Json = nlohmann::ordered_json;
 
 Json options_json(const BenchModel& model) {
   AttentionConfig config = model.config;
-  config.kv_cache_dtype = config.cache_dtype();
+  config.kv_cache_dtype = config.cache_format();
   Json json;
   for_each_field([&]<typename Value>(const ConfigField<Value>& row) {
     if (row.uses == field::kSelection) return;

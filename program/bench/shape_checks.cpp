@@ -51,6 +51,13 @@ void check_recurrent(const BenchShape& shape) {
     throw ShapeFault{"batch", shape.batch, "in suite gdn_decode one new token a request"};
 }
 
+void check_format(const BenchShape& shape) {
+  const CacheFormat format = shape.model.config.cache_format();
+  if (!format.scales_per_row()) return;
+  throw ShapeFault{"kv_cache_dtype", std::string(to_string(format)),
+                   "types: benchmarks fill caches with codes alone"};
+}
+
 void check_contiguous(const BenchShape& shape) {
   const AttentionConfig& config = shape.model.config;
   if (!config.contiguous_kv()) return;

@@ -12,9 +12,11 @@ struct ShapeFault {
 };
 
 /// Throw it unless the suite, the cache and the batch are ones that the row's operation takes, and
-/// unless a row without pages is one of prompts over their own keys.
+/// unless a row without pages is one of prompts over their own keys. The cache may not have a scale
+/// for each token and head.
 ///@{
 void check_op(const BenchShape& shape);
+void check_format(const BenchShape& shape);
 void check_contiguous(const BenchShape& shape);
 ///@}
 

@@ -351,6 +351,7 @@ std::vector<BenchShape> parse_rows(const BenchModel* model, NamedBatches& batche
     check_recurrent(shape);
     if (!shape.is_recurrent()) {
       check_op(shape);
+      check_format(shape);
       check_contiguous(shape);
       add_lists(shape);
     }

@@ -59,8 +59,8 @@ void for_each_option(Use use) {
 
 using Change = std::function<void(AttentionConfig&)>;
 
-Change cache_of(DType type) {
-  return [type](AttentionConfig& config) { config.kv_cache_dtype = type; };
+Change cache_of(CacheFormat format) {
+  return [format](AttentionConfig& config) { config.kv_cache_dtype = format; };
 }
 /// All that go together, which is also what a forced family must take.
 Change all_options(KernelFamily family) {
@@ -105,6 +105,8 @@ std::vector<Option> options() {
        }},
       {"fp8 e5m2 cache", cache_of(DType::kFp8E5M2)},
       {"int8 cache", cache_of(DType::kInt8)},
+      {"int8 per token and head", cache_of(CacheFormat::per_row(DType::kInt8))},
+      {"fp8 per token and head", cache_of(CacheFormat::per_row(DType::kFp8E4M3))},
       {"cross attention", [](AttentionConfig& c) { c.attn_type = AttentionType::kEncoderDecoder; }},
       {"encoder, no pages",
        [](AttentionConfig& c) {
@@ -205,16 +207,16 @@ class AttentionCheck {
             fmt::format("{}, {} {}", family.name, call.backend, to_string(layout));
         line.run(where, [&] {
           AttentionOutcome outcome = execute(context_, call, kCheckRepeats);
-          if (stores) add_write(outcome, cache, where, writes);
+          if (stores) add_write(call, outcome, cache, where, writes);
           return Verdict{judge_output(call, outcome, truth), outcome.launches};
         });
       }
     }
   }
 
-  static void add_write(const AttentionOutcome& outcome, const LogicalCache& cache,
-                        const std::string& where, CheckLine& writes) {
-    const Deviation stored = judge_cache(outcome, cache);
+  static void add_write(const AttentionCall& call, const AttentionOutcome& outcome,
+                        const LogicalCache& cache, const std::string& where, CheckLine& writes) {
+    const Deviation stored = judge_cache(call, outcome, cache);
     if (!stored.passed()) writes.failures.push_back(where + ": the cache holds other bytes");
     writes.deviation.merge(stored);
     writes.latency_us = std::max(writes.latency_us, outcome.cache_write_us);

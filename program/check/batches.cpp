@@ -64,7 +64,7 @@ AttentionCall make_tensors(const BatchFamily& family, const AttentionConfig& con
 
 /// Factors of K, then of V, that spread the values of a quantized cache over its codes.
 std::vector<float> make_scales(const AttentionConfig& config, bool per_head) {
-  if (!is_quantized(config.cache_dtype())) return {};
+  if (!is_quantized(config.cache_dtype()) || config.cache_format().scales_per_row()) return {};
   const float unit = config.cache_dtype() == DType::kInt8 ? 0x1p-5F : 0.5F;
   const std::size_t count = per_head ? to_size(config.num_kv_heads) : 1;
   std::vector<float> scales(2 * count);
@@ -95,6 +95,26 @@ void make_table(AttentionCall& call, std::uint32_t seed) {
   }
 }
 
+/// NaN as the scale of every row, if the cache has such.
+void poison_row_scales(AttentionCall& call) {
+  if (!call.config.cache_format().scales_per_row()) return;
+  const auto rows =
+      to_size(call.num_blocks * call.config.block_size) * to_size(call.config.num_kv_heads);
+  call.cache.key_scales.assign(rows, std::numeric_limits<float>::quiet_NaN());
+  call.cache.value_scales = call.cache.key_scales;
+}
+
+/// Scales of a slot's rows that differ from head to head and from slot to slot.
+void put_row_scales(AttentionCall& call, std::int64_t slot) {
+  if (call.cache.key_scales.empty()) return;
+  const float unit = call.config.cache_dtype() == DType::kInt8 ? 0x1p-5F : 0.5F;
+  for (std::int32_t head = 0; head < call.config.num_kv_heads; ++head) {
+    const std::size_t row = to_size(slot) * to_size(call.config.num_kv_heads) + to_size(head);
+    call.cache.key_scales[row] = std::ldexp(unit, static_cast<int>(row % 3));
+    call.cache.value_scales[row] = std::ldexp(unit, static_cast<int>(row % 4) - 3);
+  }
+}
+
 /// The history's rows in a cache of poison, and the slots of the new tokens.
 void make_cache_image(AttentionCall& call, double family_size, std::uint32_t seed) {
   const AttentionConfig& config = call.config;
@@ -104,6 +124,7 @@ void make_cache_image(AttentionCall& call, double family_size, std::uint32_t see
   const auto slots = to_size(call.num_blocks * config.block_size);
   const auto poison = poisoned(slots * row_bytes);
   call.cache = {poison, poisoned(slots * value_bytes)};
+  poison_row_scales(call);
   const double size = family_size * (config.cache_dtype() == DType::kInt8 ? 16 : 1);
   const std::vector<std::byte> history =
       random_elements(config.cache_dtype(),
@@ -128,6 +149,7 @@ void make_cache_image(AttentionCall& call, double family_size, std::uint32_t see
       const std::size_t other = (next_row + 1) % (history.size() / row_bytes);
       std::memcpy(&call.cache.value[to_size(slot) * value_bytes], &history[other * row_bytes],
                   value_bytes);
+      put_row_scales(call, slot);
       ++next_row;
     }
   }

@@ -276,7 +276,7 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
       row_of(launch.name, kind_of(call.config)).deviation.merge(attention);
       keep_best(times, launch.name, launch.time_us);
     }
-    const Deviation stored = judge_cache(outcome, cache);
+    const Deviation stored = judge_cache(call, outcome, cache);
     if (!stored.passed()) note_failure(call.config, where + ": the cache holds other bytes");
     row_of(cache_writer, kind_of(call.config)).deviation.merge(stored);
     keep_best(times, cache_writer, outcome.cache_write_us);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "program/common/elements.hpp"
 #include "program/common/error.hpp"
@@ -32,19 +33,48 @@ void apply_scales(const AttentionCall& call, std::size_t kv, Scaling scaling,
   }
 }
 
-/// Keys (0) or values (1) as the oracle reads them.
+/// Keys (0) or values (1) as the oracle reads them. `rows`: the scale of each token and head.
 std::vector<double> widened(const AttentionCall& call, std::size_t kv,
-                            const std::vector<std::byte>& stored) {
+                            const std::vector<std::byte>& stored, const std::vector<float>& rows) {
   std::vector<double> values = decode_elements(call.config.cache_dtype(), stored);
   apply_scales(call, kv, Scaling::kLoad, values);
+  if (rows.empty()) return values;
+  const std::size_t width = row_width(call.config, kv);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] *= static_cast<double>(rows[i / width]);
   return values;
 }
 
+/// Divides each row of `width` values by a scale of its own, which makes the largest finite one the
+/// largest code, in f32; returns these scales.
+std::vector<float> divide_rows(DType code, std::size_t width, std::vector<double>& values) {
+  std::vector<float> scales;
+  for (std::size_t first = 0; first < values.size(); first += width) {
+    float largest = 0;
+    for (std::size_t i = first; i < first + width; ++i)
+      if (std::isfinite(values[i]))
+        largest = std::max(largest, static_cast<float>(std::abs(values[i])));
+    const float scale = largest / (code == DType::kInt8 ? 127.0F : 448.0F);
+    scales.push_back(scale < std::numeric_limits<float>::min() ? 0 : scale);
+    for (std::size_t i = first; i < first + width; ++i) {
+      if (scales.back() > 0)
+        values[i] = static_cast<double>(static_cast<float>(values[i]) / scales.back());
+      else if (!std::isnan(values[i]))
+        values[i] = 0;
+    }
+  }
+  return scales;
+}
+
 void store_rows(const AttentionCall& call, std::size_t kv, const std::vector<std::byte>& rows,
-                std::vector<std::byte>& cache) {
+                std::vector<std::byte>& cache, std::vector<float>& cache_scales) {
   const AttentionConfig& config = call.config;
   std::vector<std::byte> converted;
-  if (call.scales.empty()) {
+  std::vector<float> scales;  // of rows
+  if (config.cache_format().scales_per_row()) {
+    std::vector<double> values = decode_elements(config.dtype, rows);
+    scales = divide_rows(config.cache_dtype(), row_width(config, kv), values);
+    converted = encode_elements(config.cache_dtype(), values);
+  } else if (call.scales.empty()) {
     converted = convert_elements(config.dtype, config.cache_dtype(), rows);
   } else {
     std::vector<double> values = decode_elements(config.dtype, rows);
@@ -57,6 +87,9 @@ void store_rows(const AttentionCall& call, std::size_t kv, const std::vector<std
     if (call.slot_mapping[t] < 0) continue;
     std::memcpy(&cache[to_size(call.slot_mapping[t]) * row_bytes], &converted[t * row_bytes],
                 row_bytes);
+    const auto heads = to_size(config.num_kv_heads);
+    if (!scales.empty())
+      std::copy_n(&scales[t * heads], heads, &cache_scales[to_size(call.slot_mapping[t]) * heads]);
   }
 }
 
@@ -216,8 +249,8 @@ KVCache make_cache(const Context& context, const AttentionBackend& backend, KVCa
 
 LogicalCache expected_cache(const AttentionCall& call) {
   LogicalCache cache = call.cache;
-  store_rows(call, 0, call.key, cache.key);
-  store_rows(call, 1, call.value, cache.value);
+  store_rows(call, 0, call.key, cache.key, cache.key_scales);
+  store_rows(call, 1, call.value, cache.value, cache.value_scales);
   return cache;
 }
 
@@ -278,9 +311,9 @@ oracle::AttentionCase oracle_case(const AttentionCall& call) {
   result.block_table = call.block_table;
   result.max_blocks = call.max_blocks;
   const LogicalCache cache = expected_cache(call);
-  result.key_cache = widened(call, 0, cache.key);
-  result.value_cache =
-      widened(widened(call, 1, cache.value), row_width(config, 1), row_width(config, 0));
+  result.key_cache = widened(call, 0, cache.key, cache.key_scales);
+  result.value_cache = widened(widened(call, 1, cache.value, cache.value_scales),
+                               row_width(config, 1), row_width(config, 0));
   return result;
 }
 

@@ -165,8 +165,10 @@ oracle::AttentionCase oracle_case(const AttentionCall& call);
 Deviation judge_output(const AttentionCall& call, const AttentionOutcome& outcome,
                        const oracle::AttentionResult& truth);
 
-/// Every byte of the cache after the call's keys and values were stored.
-Deviation judge_cache(const AttentionOutcome& outcome, const LogicalCache& expected);
+/// Every byte of the cache after the call's keys and values were stored. With a scale for each
+/// token and head the stored rows are judged by what the oracle allows.
+Deviation judge_cache(const AttentionCall& call, const AttentionOutcome& outcome,
+                      const LogicalCache& expected);
 
 /// What a call's outputs should be.
 oracle::AttentionResult oracle_result(const AttentionCall& call);

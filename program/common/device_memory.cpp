@@ -71,6 +71,10 @@ void upload_cache(const Queue& queue, const KVCache& cache, const LogicalCache& 
   for_each_element(cache, true, [&](std::size_t from, std::size_t to) {
     std::memcpy(&stored[to], &logical.value[from], size);
   });
+  for_each_row_scale(cache, [&](std::size_t row, std::size_t key, std::size_t value) {
+    std::memcpy(&stored[key * sizeof(float)], &logical.key_scales[row], sizeof(float));
+    std::memcpy(&stored[value * sizeof(float)], &logical.value_scales[row], sizeof(float));
+  });
   if (!stored.empty()) queue.write(cache.buffer, stored);
 }
 
@@ -87,6 +91,14 @@ LogicalCache download_cache(const Queue& queue, const KVCache& cache) {
   });
   for_each_element(cache, true, [&](std::size_t to, std::size_t from) {
     std::memcpy(&logical.value[to], &stored[from], size);
+  });
+  if (cache.row_scales) {
+    logical.key_scales.resize(rows);
+    logical.value_scales.resize(rows);
+  }
+  for_each_row_scale(cache, [&](std::size_t row, std::size_t key, std::size_t value) {
+    std::memcpy(&logical.key_scales[row], &stored[key * sizeof(float)], sizeof(float));
+    std::memcpy(&logical.value_scales[row], &stored[value * sizeof(float)], sizeof(float));
   });
   return logical;
 }

@@ -38,7 +38,9 @@ inline KVCacheSpec spec_of(const AttentionConfig& config) {
           .head_size = config.head_size,
           .dtype = config.cache_dtype(),
           .use_mla = config.use_mla,
-          .head_size_v = value_width(config) == config.head_size ? 0 : value_width(config)};
+          .head_size_v = value_width(config) == config.head_size ? 0 : value_width(config),
+          .kv_quant_mode = config.cache_format().scales_per_row() ? KVQuantMode::kPerTokenHead
+                                                                  : KVQuantMode::kNone};
 }
 
 /// A device copy of host elements; an empty range still gets a buffer.
@@ -107,6 +109,8 @@ class GuardedOutput {
 /// head_size] for keys and value_width() for values, and the cache's own order on the device.
 struct LogicalCache {
   std::vector<std::byte> key, value;
+  /// [num_blocks, block_size, num_kv_heads], of caches with a scale for each token and head.
+  std::vector<float> key_scales = {}, value_scales = {};
 };
 
 /// Calls visit(logical byte, stored byte) for the first byte of each element of a cache's keys or
@@ -124,6 +128,23 @@ void for_each_element(const Cache& cache, bool of_values, Visit visit) {
                                             : cache.key_at(block, token, head, dim);
           visit(logical, static_cast<std::size_t>(at) * element);
         }
+      }
+    }
+  }
+}
+/// The same of a cache's rows: visit(logical row, K's scale, V's), elements of its scales.
+template <typename Visit>
+void for_each_row_scale(const KVCache& cache, Visit visit) {
+  if (!cache.row_scales) return;
+  const KVCache::RowScales& at = *cache.row_scales;
+  std::size_t row = 0;
+  for (std::int64_t block = 0; block < cache.num_blocks; ++block) {
+    for (std::int64_t token = 0; token < cache.block_size; ++token) {
+      for (std::int64_t head = 0; head < cache.num_kv_heads; ++head, ++row) {
+        const std::int64_t place =
+            block * at.block_stride + token * at.token_stride + head * at.head_stride;
+        visit(row, static_cast<std::size_t>(at.k_offset + place),
+              static_cast<std::size_t>(at.v_offset + place));
       }
     }
   }

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <utility>
 
+#include "oracle/row_scales.hpp"
 #include "program/common/attention_call.hpp"
 #include "program/common/elements.hpp"
 #include "program/common/error.hpp"
@@ -127,6 +129,41 @@ void bound_flushes(const AttentionCall& call, oracle::AttentionResult& truth) {
   truth.lse_bound = std::move(flushed.lse);
 }
 
+std::vector<std::byte> bytes_of(const std::vector<float>& values) {
+  const auto bytes = std::as_bytes(std::span(values));
+  return {bytes.begin(), bytes.end()};
+}
+
+/// Judges the rows that were stored with a scale of their own, and puts what was expected in their
+/// place: all other bytes are to be as they were.
+Deviation take_stored_rows(const AttentionCall& call, const LogicalCache& expected,
+                           LogicalCache& cache) {
+  Deviation deviation;
+  if (!call.config.cache_format().scales_per_row()) return deviation;
+  const auto width = to_size(call.config.head_size), heads = to_size(call.config.num_kv_heads);
+  const oracle::Element element = element_of(call.config.cache_dtype());
+  const auto judge = [&](const std::vector<std::byte>& given, const auto codes, const auto scales) {
+    const std::vector<double> values = decode_elements(call.config.dtype, given);
+    for (std::size_t row = 0; row < values.size() / width; ++row) {
+      const std::int64_t slot = call.slot_mapping[row / heads];
+      if (slot < 0) continue;
+      const std::size_t at = to_size(slot) * heads + row % heads;
+      std::vector<std::uint8_t> stored;
+      for (std::size_t i = at * width; i < (at + 1) * width; ++i) {
+        stored.push_back(std::to_integer<std::uint8_t>((cache.*codes)[i]));
+        (cache.*codes)[i] = (expected.*codes)[i];
+      }
+      const std::string why = oracle::why_not_stored(std::span(values).subspan(row * width, width),
+                                                     {element, stored, (cache.*scales)[at]});
+      (cache.*scales)[at] = (expected.*scales)[at];
+      deviation.add(why.empty() ? 0 : 1, 0, 0.5);
+    }
+  };
+  judge(call.key, &LogicalCache::key, &LogicalCache::key_scales);
+  judge(call.value, &LogicalCache::value, &LogicalCache::value_scales);
+  return deviation;
+}
+
 }  // namespace
 
 Deviation judge_output(const AttentionCall& call, const AttentionOutcome& outcome,
@@ -146,9 +183,15 @@ Deviation judge_output(const AttentionCall& call, const AttentionOutcome& outcom
   return deviation;
 }
 
-Deviation judge_cache(const AttentionOutcome& outcome, const LogicalCache& expected) {
-  Deviation stored = compare_bytes(outcome.cache.key, expected.key);
-  stored.merge(compare_bytes(outcome.cache.value, expected.value));
+Deviation judge_cache(const AttentionCall& call, const AttentionOutcome& outcome,
+                      const LogicalCache& expected) {
+  LogicalCache cache = outcome.cache;
+  Deviation stored = take_stored_rows(call, expected, cache);
+  stored.merge(compare_bytes(cache.key, expected.key));
+  stored.merge(compare_bytes(cache.value, expected.value));
+  for (const auto side : {&LogicalCache::key_scales, &LogicalCache::value_scales})
+    if (!(expected.*side).empty())
+      stored.merge(compare_bytes(bytes_of(cache.*side), bytes_of(expected.*side)));
   return stored;
 }
 

@@ -19,7 +19,7 @@ FuzzResult failure(std::string why, std::vector<LaunchReport> launches = {},
 FuzzResult judge(const Recipe& recipe, const AttentionCall& call, const AttentionOutcome& outcome) {
   const bool stores = !call.key.empty() && !call.config.contiguous_kv() &&
                       recipe.order != CacheOrder::kLatent && call.num_blocks > 0;
-  if (stores && !judge_cache(outcome, expected_cache(call)).passed())
+  if (stores && !judge_cache(call, outcome, expected_cache(call)).passed())
     return failure("the cache holds other bytes", outcome.launches);
   const Deviation deviation = judge_output(call, outcome, oracle_result(call));
   if (deviation.passed() || call.num_tokens() == 0) return {.launches = outcome.launches};

@@ -172,7 +172,7 @@ Json to_json(const ReplayReport& report) {
                    {"num_layers", report.engine.config().num_layers},
                    {"num_recurrent_layers", report.engine.config().num_recurrent_layers},
                    {"dtype", to_string(attention.dtype)},
-                   {"kv_cache_dtype", to_string(attention.cache_dtype())}};
+                   {"kv_cache_dtype", to_string(attention.cache_format())}};
   json["device"] = {{"name", report.device.name},
                     {"driver", report.device.driver_version},
                     {"platform", report.device.platform_name},

@@ -76,7 +76,8 @@ void read(CaseFile& file, const ConfigField<std::vector<float>>& row, AttentionC
 void read(CaseFile& file, const ConfigField<DType>& row, AttentionConfig& config) {
   config.*row.member = read_dtype(file);
 }
-void read(CaseFile& file, const ConfigField<std::optional<DType>>& row, AttentionConfig& config) {
+void read(CaseFile& file, const ConfigField<std::optional<CacheFormat>>& row,
+          AttentionConfig& config) {
   config.*row.member = read_kv_cache_dtype(file);
 }
 void read(CaseFile&, const ConfigField<AttentionType>&, AttentionConfig&) {}  // read_attn_type()

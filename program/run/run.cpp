@@ -144,7 +144,7 @@ void verify_outcome(const AttentionCall& call, const AttentionOutcome& outcome,
                     CaseOutputs& outputs) {
   Deviation deviation = judge_output(call, outcome, oracle_result(call));
   const bool stored = !outcome.cache.key.empty();
-  if (stored) deviation.merge(judge_cache(outcome, expected_cache(call)));
+  if (stored) deviation.merge(judge_cache(call, outcome, expected_cache(call)));
   outputs.add_info("oracle", {{"passed", deviation.passed() || call.num_tokens() == 0},
                               {"compared", stored ? "output, LSE and cache" : "output and LSE"},
                               {"elements", deviation.compared},
@@ -163,7 +163,9 @@ DType read_dtype(CaseFile& file, const NpyArray& array, std::string_view name) {
 }
 
 std::optional<DType> read_kv_cache_dtype(CaseFile& file) {
-  return parse_kv_cache_dtype(file.choice("kv_cache_dtype", kCacheTypeNames, "auto", dtype_name));
+  const auto format =
+      parse_kv_cache_dtype(file.choice("kv_cache_dtype", kCacheTypeNames, "auto", dtype_name));
+  return format ? std::optional(format->k.code) : std::nullopt;  // the names are those of types
 }
 
 std::vector<float> read_scales(CaseFile& file, DType cache_dtype, std::int32_t num_kv_heads) {

@@ -208,7 +208,7 @@ void bind_backends(nb::module_& module) {
       [](std::int32_t head_size, nb::handle dtype, nb::handle kv_cache_dtype,
          std::int32_t block_size, bool is_attention_free, bool use_mla, bool has_sink) {
         const DType type = parse_dtype(name_of(dtype));
-        const std::optional<DType> cache_type = parse_kv_cache_dtype(name_of(kv_cache_dtype));
+        const std::optional<CacheFormat> cache_type = parse_kv_cache_dtype(name_of(kv_cache_dtype));
         return get_attn_backend(head_size, type, cache_type, block_size, is_attention_free, use_mla,
                                 has_sink);
       },

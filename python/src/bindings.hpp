@@ -126,7 +126,14 @@ class Record : public nb::class_<T> {
         [field](const T& self) {
           return std::string(self.*field ? to_string(*(self.*field)) : "auto");
         },
-        [field](T& self, nb::handle value) { self.*field = parse_kv_cache_dtype(name_of(value)); },
+        [field](T& self, nb::handle value) {
+          const auto format = parse_kv_cache_dtype(name_of(value));
+          if (format && format->scales_per_row())
+            throw Error(ErrorCode::kUnsupported, "kv_cache_dtype " +
+                                                     std::string(to_string(*format)) +
+                                                     " not supported by MLA: types are");
+          self.*field = format ? std::optional(format->k.code) : std::nullopt;
+        },
         "Element type of the cache; \"auto\" is dtype.");
     return *this;
   }

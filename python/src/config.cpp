@@ -15,6 +15,10 @@ void bind_attention_config(nb::module_& module) {
       .def_prop_ro(
           "cache_dtype", [](const C& self) { return to_text(self.cache_dtype()); },
           "The type that the cache has: kv_cache_dtype, or dtype.")
+      .def_prop_ro(
+          "cache_format", [](const C& self) { return std::string(to_string(self.cache_format())); },
+          "The format of the cache by name: cache_dtype, or one with a scale for each token and "
+          "head.")
       .def_prop_ro("num_queries_per_kv", &C::num_queries_per_kv)
       .def_prop_ro("output_head_size", &C::output_head_size, "Elements of a head's output.")
       .def_prop_ro("contiguous_kv", &C::contiguous_kv,

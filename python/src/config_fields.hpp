@@ -17,7 +17,7 @@ const Value& to_python(const Value& value) {
 inline std::string to_python(DType value) {
   return to_text(value);
 }
-inline std::string to_python(const std::optional<DType>& value) {
+inline std::string to_python(const std::optional<CacheFormat>& value) {
   return to_text(value);
 }
 inline std::string to_python(AttentionType value) {
@@ -42,7 +42,7 @@ void from_python(const char* name, nb::handle given, Value& value) {
 inline void from_python(const char*, nb::handle given, DType& value) {
   value = parse_dtype(name_of(given));
 }
-inline void from_python(const char*, nb::handle given, std::optional<DType>& value) {
+inline void from_python(const char*, nb::handle given, std::optional<CacheFormat>& value) {
   value = given.is_none() ? std::nullopt : parse_kv_cache_dtype(name_of(given));
 }
 inline void from_python(const char*, nb::handle given, AttentionType& value) {

@@ -369,7 +369,7 @@ void paged_attention(cl_command_queue queue, const AttentionArguments& call, con
   paged.attn_type = AttentionType::kDecoder;
   paged.block_size = cache.block_size;
   paged.num_kv_heads = cache.num_kv_heads;
-  paged.kv_cache_dtype = cache.dtype;
+  paged.kv_cache_dtype = cache.format();
   run(queue, call, cache, std::move(paged),
       {.seq_lens = call.seq_lens.first(to_size(sequences)),
        .num_reqs = sequences,

@@ -46,10 +46,15 @@ void check_options(const AttentionOptions& options, const AttentionConfig& confi
                    options.prefix);
 }
 
+/// Whether its cache has scales that somebody gives, instead of one found for each row.
+bool takes_scales(const AttentionConfig& config) {
+  return is_quantized(config.cache_dtype()) && !config.cache_format().scales_per_row();
+}
+
 bool same_cache(const AttentionConfig& a, const AttentionConfig& b) {
   return a.num_kv_heads == b.num_kv_heads && a.head_size == b.head_size &&
          a.output_head_size() == b.output_head_size() && a.block_size == b.block_size &&
-         a.cache_dtype() == b.cache_dtype() && a.use_mla == b.use_mla &&
+         a.cache_format() == b.cache_format() && a.use_mla == b.use_mla &&
          (!a.use_mla || a.rope_dim == b.rope_dim);
 }
 
@@ -82,7 +87,7 @@ float single(std::span<const float> values, std::string_view name, float factor)
 
 }  // namespace
 
-KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<DType> kv_cache_dtype) {
+KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<CacheFormat> kv_cache_dtype) {
   const float factor = loaded.fnuz ? 2 : 1;
   const float k = single(loaded.k_scale, "k_scale", factor);
   const float v = single(loaded.v_scale, "v_scale", factor);
@@ -91,7 +96,14 @@ KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<DType> kv_ca
   KVScales scales;
   if (q > 0) scales.q_scale = q;
   if (prob > 0) scales.prob_scale = prob;
-  if (!kv_cache_dtype || !is_quantized(*kv_cache_dtype)) return scales;
+  if (!kv_cache_dtype || !is_quantized(kv_cache_dtype->k.code)) return scales;
+  if (kv_cache_dtype->scales_per_row()) {
+    if (k > 0 || v > 0)
+      scales.warnings.push_back(
+          fmt::format("k_scale and v_scale are not used: {} finds a scale for each token and head.",
+                      to_string(*kv_cache_dtype)));
+    return scales;
+  }
   if (k > 0 && v > 0) {
     scales.k_scale = k;
     scales.v_scale = v;
@@ -145,7 +157,7 @@ Attention::Attention(std::shared_ptr<Context> context, LayerRegistry& registry,
     impl_ = std::move(impl);
   }
   kernels_ = std::make_unique<Kernels>(context_->runtime(), config_);
-  if (is_quantized(config_.cache_dtype()) && !shares_kv_cache()) {
+  if (takes_scales(config_) && !shares_kv_cache()) {
     set_scales({});
     if (options_.calculate_kv_scales) kernels_->scales.emplace(context_->runtime(), config_);
   }
@@ -209,7 +221,7 @@ void Attention::set_scales(const KVScales& scales) {
 
 std::vector<std::string> Attention::load_kv_scales(const LoadedKVScales& loaded) {
   KVScales scales = clattn::load_kv_scales(loaded, config_.kv_cache_dtype);
-  const bool sets_scales = is_quantized(config_.cache_dtype()) && !shares_kv_cache();
+  const bool sets_scales = takes_scales(config_) && !shares_kv_cache();
   if (sets_scales) {
     const auto given = [](std::span<const float> scale) { return !scale.empty() && scale[0] > 0; };
     const bool calculated = kernels_->scales && !kernels_->scales->has_begun();
@@ -221,7 +233,9 @@ std::vector<std::string> Attention::load_kv_scales(const LoadedKVScales& loaded)
     scales_loaded_ = !calculated && (given(loaded.k_scale) || given(loaded.v_scale));
   }
   prob_scale_ = scales.prob_scale;
-  if (!sets_scales || !uses_own_scales()) scales.warnings.clear();  // they are about K and V
+  // They are about K and V that are stored by them; of scales of rows nobody needs any.
+  const bool rows = config_.cache_format().scales_per_row();
+  if (!rows && (!sets_scales || !uses_own_scales())) scales.warnings.clear();
   return std::move(scales.warnings);
 }
 
@@ -331,7 +345,7 @@ bool Attention::check_scales(cl_command_queue queue, const AttentionTensors& ten
   }
   // By the scales of 1 that a layer starts with, an int8 cache could hold whole numbers only.
   const bool has_scales =
-      config_.cache_dtype() != DType::kInt8 || !uses_own_scales() || scales_loaded_ || begun;
+      config_.cache_format() != DType::kInt8 || !uses_own_scales() || scales_loaded_ || begun;
   throw_invalid_if(tokens > 0 && !calculates && !has_scales,
                    "layer {}: its int8 cache has no scales, legal: load_kv_scales() with k_scale "
                    "or v_scale, calculate_kv_scales, or a cache bound with scales",

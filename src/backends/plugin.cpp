@@ -135,7 +135,7 @@ void PluginLibrary::check_table() const {
 }
 
 PluginConfig::PluginConfig(const AttentionConfig& given) : resolved(given) {
-  resolved.kv_cache_dtype = given.cache_dtype();
+  resolved.kv_cache_dtype = given.cache_format();
   resolved.scale = softmax_scale(given.scale, given.head_size);
   config_in_c(resolved, config);
 }
@@ -225,6 +225,7 @@ class PluginBackend final : public DescribedBackend {
       const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {
     std::vector<std::string> reasons;
     append_config_reasons(config, reasons);
+    refuse_row_scales(config, "plugins", reasons);
     append_if(reasons, config.head_size < 1, "head_size is {}, supported: >= 1", config.head_size);
     for (const std::string& option : fields_not_taken(config, field::kPlugins)) {
       const bool list =

@@ -97,8 +97,7 @@ std::string backend_names(const RegistryEntries& backends);
 void remove_entry(const RegistryEntry& backend) noexcept;
 
 /// The arguments of vLLM's get_attn_backend that decide.
-using RegistryQuery =
-    std::tuple<std::int32_t, DType, std::optional<DType>, std::int32_t, bool, bool>;
+using RegistryQuery = std::tuple<std::int32_t, DType, std::string, std::int32_t, bool, bool>;
 /// The remembered answer, else what `choose` says, to be remembered until the registry changes.
 RegistryEntry remembered_answer(const RegistryQuery& query,
                                 const std::function<RegistryEntry()>& choose);

@@ -177,7 +177,7 @@ std::shared_ptr<const AttentionBackend> get_attn_backend(const AttentionConfig& 
 }
 
 std::shared_ptr<const AttentionBackend> get_attn_backend(std::int32_t head_size, DType dtype,
-                                                         std::optional<DType> kv_cache_dtype,
+                                                         std::optional<CacheFormat> kv_cache_dtype,
                                                          std::int32_t block_size,
                                                          bool is_attention_free, bool use_mla,
                                                          bool has_sink) {
@@ -193,7 +193,7 @@ std::shared_ptr<const AttentionBackend> get_attn_backend(std::int32_t head_size,
   if (is_attention_free) return get_attn_backend(config, nullptr);
 
   return detail::remembered_answer(
-      {head_size, dtype, kv_cache_dtype, block_size, use_mla, has_sink},
+      {head_size, dtype, to_text(kv_cache_dtype), block_size, use_mla, has_sink},
       [&] { return get_attn_backend(config, nullptr); });
 }
 

@@ -42,6 +42,15 @@ bool parse_text(std::string_view text, DType& value) {
   return found.has_value();
 }
 
+bool parse_text(std::string_view text, std::optional<CacheFormat>& value) {
+  try {
+    value = parse_kv_cache_dtype(text);
+  } catch (const Error&) {
+    return false;  // set_field() names what is legal
+  }
+  return true;
+}
+
 bool parse_text(std::string_view text, AttentionType& value) {
   value = parse_attention_type(text);  // throws naming the legal ones
   return true;
@@ -142,8 +151,8 @@ std::string to_text(const std::vector<float>& values) {
 std::string to_text(DType value) {
   return std::string(to_string(value));
 }
-std::string to_text(const std::optional<DType>& value) {
-  return or_auto(value);
+std::string to_text(const std::optional<CacheFormat>& value) {
+  return value ? std::string(to_string(*value)) : std::string(kAuto);
 }
 std::string to_text(AttentionType value) {
   return std::string(to_string(value));
@@ -198,6 +207,10 @@ std::vector<std::string> illegal_fields(const AttentionConfig& config) {
                         !value.empty() && std::cmp_not_equal(value.size(), config.num_heads),
                         "{} holds {} values, supported: num_heads ({}) or none", field.name,
                         value.size(), config.num_heads);
+    }
+    if constexpr (std::is_same_v<Value, std::optional<CacheFormat>>) {
+      const std::string why = value ? why_not(*value) : std::string();
+      detail::append_if(reasons, !why.empty(), "{}: {}", field.name, why);
     }
     for (const auto number : numbers_of(value)) {
       if (is_legal(static_cast<double>(number), field.legal)) continue;

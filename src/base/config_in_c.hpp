@@ -35,7 +35,8 @@ inline void from_c(std::string_view, const float* given, std::int64_t num_heads,
 inline void from_c(std::string_view, const char* given, std::int64_t, DType& value) {
   if (given != nullptr) value = parse_dtype(given);
 }
-inline void from_c(std::string_view, const char* given, std::int64_t, std::optional<DType>& value) {
+inline void from_c(std::string_view, const char* given, std::int64_t,
+                   std::optional<CacheFormat>& value) {
   if (given != nullptr) value = parse_kv_cache_dtype(given);
 }
 inline void from_c(std::string_view, const char* given, std::int64_t, AttentionType& value) {

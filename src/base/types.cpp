@@ -48,6 +48,11 @@ constexpr Named<KVCacheKind> kKindSpellings[] = {
     {KVCacheKind::kCross, "cross_attention"},
 };
 
+/// Formats that are no element types.
+constexpr Named<CacheFormat> kPresets[] = {
+    {CacheFormat::per_row(DType::kInt8), "int8_per_token_head"},
+    {CacheFormat::per_row(DType::kFp8E4M3), "fp8_per_token_head"}};
+
 }  // namespace
 
 std::string_view version() noexcept {
@@ -78,13 +83,59 @@ DType parse_dtype(std::string_view name) {
   return found ? *found : parse_named(kDTypes, name, "dtype");
 }
 
-std::optional<DType> parse_kv_cache_dtype(std::string_view name) {
+namespace {
+
+/// Why a side's format is none of a preset's, the first field first.
+std::string why_not(std::string_view side, const SideFormat& format) {
+  using enum SideFormat::Group;
+  const auto refuse = [&](std::string_view field, auto value, std::string_view legal,
+                          std::string_view reason) {
+    return fmt::format("cache format: {}.{} is {}, supported: {} ({})", side, field,
+                       static_cast<int>(value), legal, reason);
+  };
+  if (format.group != kTensor && format.group != kRow)
+    return refuse("group", format.group, "kTensor, kRow",
+                  "kernels know scales of tensors, of heads, and of a token's head");
+  if (format.zero != SideFormat::Zero::kNone)
+    return refuse("zero", format.zero, "kNone", "kernels multiply codes by scales alone");
+  if (format.scale != SideFormat::Scale::kF32)
+    return refuse("scale", format.scale, "kF32", "kernels read f32 scales");
+  if (format.rotation != 0)
+    return refuse("rotation", format.rotation, "0", "no kernel rotates queries");
+  if (format.group == kRow && format.code != DType::kInt8 && format.code != DType::kFp8E4M3)
+    return fmt::format("cache format: {}.code is {}, supported with group kRow: int8, fp8_e4m3",
+                       side, to_string(format.code));
+  return {};
+}
+
+}  // namespace
+
+std::string why_not(const CacheFormat& format) {
+  std::string why = why_not("k", format.k);
+  if (why.empty()) why = why_not("v", format.v);
+  if (why.empty() && format.k != format.v)
+    why = "cache format: k and v differ, supported: the same (kernels read both by one loader)";
+  return why;
+}
+
+std::string_view to_string(const CacheFormat& format) {
+  const std::string why = why_not(format);
+  if (!why.empty()) detail::throw_unsupported("{}", why);
+  const auto* const preset =
+      std::ranges::find(kPresets, format, [](const auto& row) { return row.value; });
+  return preset == std::end(kPresets) ? to_string(format.k.code) : preset->name;
+}
+
+std::optional<CacheFormat> parse_kv_cache_dtype(std::string_view name) {
   if (name == "auto") return std::nullopt;
+  if (const auto preset = find_named(kPresets, name)) return preset;
   const auto found = find_dtype(name);
-  detail::throw_invalid_if(!found && name.starts_with("fp8"),
-                           "Unrecognized FP8 dtype: {}, legal: fp8, fp8_e4m3, fp8_e5m2", name);
+  detail::throw_invalid_if(
+      !found && name.starts_with("fp8"),
+      "Unrecognized FP8 dtype: {}, legal: fp8, fp8_e4m3, fp8_e5m2, fp8_per_token_head", name);
   if (!found)
-    detail::throw_invalid("kv_cache_dtype: '{}' is not one of auto, {}", name, names_of(kDTypes));
+    detail::throw_invalid("kv_cache_dtype: '{}' is not one of auto, {}, {}", name,
+                          names_of(kDTypes), names_of(kPresets));
   return found;
 }
 

@@ -16,6 +16,10 @@ ClattnResult set_scales(ClattnCache* cache, const ClattnBuffer* scales, std::int
                              "scales: given, legal for a cache of {}: NULL, since only types of 8 "
                              "bits have scales",
                              to_string(of.dtype));
+    detail::throw_invalid_if(of.row_scales.has_value(),
+                             "scales: given, legal for a cache of {}: none, since each token and "
+                             "head has its own",
+                             to_string(of.format()));
     of.scales = buffer_of(scales);
     of.scales_per_head = scales != nullptr && per_head != 0;
     of.scales_query = scales != nullptr && of_query;
@@ -42,6 +46,10 @@ KVCache strided_cache(const AttentionConfig& config, const Buffer& memory,
   detail::throw_unsupported_if(config.use_mla,
                                "strides: given for a layer with use_mla, supported: "
                                "clattn_cache_adopt(), because one row is key and value");
+  detail::throw_unsupported_if(config.cache_format().scales_per_row(),
+                               "strides: given for a layer with kv_cache_dtype {}, supported: "
+                               "clattn_cache_adopt(), because they say nothing about scales",
+                               to_string(config.cache_format()));
   for (const std::int64_t offset : {at.k_offset, at.v_offset})
     detail::throw_invalid_if(offset < 0, "strides: an offset is {}, legal: >= 0", offset);
   KVCache cache;

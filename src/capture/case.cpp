@@ -108,6 +108,9 @@ CaseCache of_planes(const Cache& cache, cl_mem key, cl_mem value, std::string_vi
 }
 
 CaseCache described(const KVCache& cache) {
+  detail::throw_unsupported_if(cache.row_scales.has_value(),
+                               "capture: kv_cache_dtype is {}, supported: types",
+                               to_string(cache.format()));
   const cl_mem memory = cache.buffer.handle();
   const bool hnd = cache.head_stride > cache.token_stride;
   CaseCache result =

@@ -68,6 +68,9 @@ PackedKVCache split_kv_cache(const Buffer& raw, const KVCacheSpec& spec) {
   detail::throw_unsupported_if(spec.value_size() != spec.head_size,
                                "KV cache: head_size_v is {}, supported: 0 or {} (x-packed pages)",
                                spec.head_size_v, spec.head_size);
+  detail::throw_unsupported_if(
+      spec.kv_quant_mode != KVQuantMode::kNone,
+      "KV cache: kv_quant_mode is kPerTokenHead, supported: kNone (x-packed pages)");
   PackedKVCache cache;
   cache.num_blocks = detail::whole_pages(raw, spec);
   const auto x = static_cast<std::int32_t>(16 / element_size_bytes(spec.dtype));

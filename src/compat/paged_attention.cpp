@@ -116,6 +116,7 @@ std::vector<std::string> validate_paged_attention(const AttentionConfig& config,
   std::vector<std::string> reasons;
   detail::append_head_size_reason(config.head_size, reasons, detail::kMaxPackedHeadSize);
   detail::append_common_reasons(config, nullptr, reasons);
+  detail::refuse_row_scales(config, "packed caches", reasons);
   for (const std::string& option : fields_not_taken(config, field::kPacked))
     reasons.push_back(fmt::format("{} not supported", option));
   const auto x = static_cast<std::int32_t>(16 / element_size_bytes(config.cache_dtype()));

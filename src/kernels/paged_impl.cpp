@@ -26,6 +26,7 @@ LayerCall call_over(const KVCache& cache) {
   layer.args.token_stride = cache.token_stride;
   layer.args.head_stride = cache.head_stride;
   layer.args.scale_stride = scale_stride_of(cache) + (cache.scales && cache.scales_query ? 2 : 0);
+  if (cache.row_scales) layer.row_scales = row_scales_of(cache);
   return layer;
 }
 
@@ -45,7 +46,7 @@ LayerCall call_over(const TensorRef& key, const TensorRef& value, const KernelSh
 /// The fields that make one impl another, in words that differ exactly where their values do.
 std::string impl_key(AttentionConfig config, const KernelShape& shape) {
   config.scale = softmax_scale(config.scale, config.head_size);
-  config.kv_cache_dtype = config.cache_dtype();
+  config.kv_cache_dtype = config.cache_format();
   config.head_size_v = shape.value_size();
   config.block_size = shape.block_size;
   config.fp8_products = shape.fp8_products;
@@ -181,6 +182,7 @@ class PagedAttentionImpl final : public AttentionImpl {
     cache.token_stride = shape.kv_row();
     cache.block_stride = shape.block_size * cache.token_stride;
     if (is_quantized(shape.cache_dtype)) cache.scales = memory.zeros;
+    if (shape.row_scales) cache.row_scales.emplace();
     LayerCall layer = config_.contiguous_kv() ? call_over(rows, rows, shape) : call_over(cache);
     const ForwardOptions extra{.custom_mask = memory.zeros.handle(),
                                .output_fp8 = memory.zeros.handle(),

@@ -37,7 +37,10 @@ KernelShape write_shape(const Cache& cache, DType dtype, std::int32_t most_head)
   throw_invalid_if(!detail::takes_head_size(head_size, most_head),
                    "cache: head_size is {}, legal: 8 … {} in steps of 8", head_size, most_head);
   KernelShape shape{heads, heads, head_size, cache.block_size, dtype, cache.dtype, {}};
-  if constexpr (std::is_same_v<Cache, KVCache>) shape.head_size_v = cache.value_size();
+  if constexpr (std::is_same_v<Cache, KVCache>) {
+    shape.head_size_v = cache.value_size();
+    shape.row_scales = cache.row_scales.has_value();
+  }
   return shape;
 }
 

@@ -91,6 +91,10 @@ void check_tensors(const KVCacheConfig& config, const PageBytes& page_bytes,
       device.global_mem_bytes / std::max<std::size_t>(block_bytes, 1));
 }
 
+bool has_row_scales(const KVCacheSpec& spec) {
+  return spec.kv_quant_mode == KVQuantMode::kPerTokenHead;
+}
+
 /// What pages may hold that a KVCache cannot say, and why not.
 void require_plain_pages(const KVCacheSpec& spec) {
   throw_invalid_if(spec.kind == KVCacheKind::kMamba,
@@ -100,34 +104,57 @@ void require_plain_pages(const KVCacheSpec& spec) {
       value != spec.head_size && (value > spec.head_size || value % 8 != 0),
       "KV cache: head_size_v is {}, supported: 8 … {} (head_size) in steps of 8, or 0", value,
       spec.head_size);
-  throw_unsupported_if(
-      spec.kv_quant_mode != KVQuantMode::kNone,
-      "KV cache: kv_quant_mode is kPerTokenHead, supported: kNone (kernels read factors per "
-      "tensor or per KV head, outside the pages)");
+  if (!has_row_scales(spec)) return;
+  throw_unsupported_if(spec.use_mla,
+                       "KV cache: kv_quant_mode is kPerTokenHead, supported with use_mla: kNone");
+  throw_unsupported_if(value != spec.head_size,
+                       "KV cache: kv_quant_mode is kPerTokenHead, supported with head_size_v {}: "
+                       "kNone",
+                       value);
+  throw_unsupported_if(spec.dtype != DType::kInt8 && spec.dtype != DType::kFp8E4M3,
+                       "KV cache: dtype is {}, supported with kv_quant_mode kPerTokenHead: int8, "
+                       "fp8_e4m3",
+                       to_string(spec.dtype));
 }
 
-/// Elements from page to page of a spec with padding.
-std::int64_t padded_stride(const KVCacheSpec& spec) {
+/// Elements from page to page of a spec with padding or scales.
+std::int64_t page_stride(const KVCacheSpec& spec) {
   constexpr std::size_t kUnit = 8;  // elements that kernels load at a time
   const std::size_t unit_bytes = kUnit * element_size_bytes(spec.dtype);
   throw_invalid_if(
       spec.page_size_padded % unit_bytes != 0,
       "KVCacheSpec: page_size_padded is {}, legal: multiples of {} ({} elements of {})",
       spec.page_size_padded, unit_bytes, kUnit, to_string(spec.dtype));
-  return static_cast<std::int64_t>(spec.page_size_padded / element_size_bytes(spec.dtype));
+  return static_cast<std::int64_t>(spec.page_size_bytes() / element_size_bytes(spec.dtype));
 }
 
-/// Strides of the backend's order. Padded pages are contiguous, K and V of a block together, even
-/// where the order puts all K first: layers of other shapes may share the buffer page by page.
+/// Strides of the backend's order. Padded pages and those with scales are contiguous, K and V of a
+/// block together, even where the order puts all K first: layers of other shapes may share the
+/// buffer page by page.
 std::array<std::int64_t, 5> page_strides(const KVCacheSpec& spec,
                                          const std::array<std::int64_t, 5>& shape,
                                          std::array<std::int32_t, 5> order, std::size_t blocks) {
-  if (spec.page_size_padded == 0) return detail::strides_of(shape, order);
+  if (spec.page_size_padded == 0 && !has_row_scales(spec)) return detail::strides_of(shape, order);
   const auto place = std::ranges::find(order, static_cast<std::int32_t>(blocks));
   std::rotate(order.begin(), place, place + 1);
   std::array<std::int64_t, 5> strides = detail::strides_of(shape, order);
-  strides.at(blocks) = padded_stride(spec);
+  strides.at(blocks) = page_stride(spec);
   return strides;
+}
+
+/// Lays out the values and the scales of a page.
+void add_row_scales(KVCache& cache, std::size_t kv) {
+  constexpr std::int64_t kScale = sizeof(float);
+  const detail::RowPage page =
+      detail::row_page(std::int64_t{cache.block_size} * cache.num_kv_heads, cache.head_size);
+  cache.v_offset = page.values;
+  cache.strides.at(kv) = cache.v_offset;
+  cache.scales = cache.buffer;
+  cache.row_scales = {.k_offset = page.key_scales / kScale,
+                      .v_offset = page.value_scales / kScale,
+                      .block_stride = cache.block_stride / kScale,
+                      .token_stride = cache.token_stride / cache.head_size,
+                      .head_stride = cache.head_stride / cache.head_size};
 }
 
 /// Pages of this size that a raw buffer holds. Throws unless they are whole.
@@ -246,6 +273,7 @@ KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
   cache.block_stride = cache.strides.at(1 - kv);
   cache.token_stride = cache.strides[2];
   cache.head_stride = cache.strides[3];
+  if (has_row_scales(spec)) add_row_scales(cache, kv);
   return cache;
 }
 

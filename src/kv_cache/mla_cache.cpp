@@ -102,6 +102,7 @@ void enqueue_concat_mla(const OpKernel& kernel, cl_command_queue queue, const La
 }  // namespace detail
 
 MLACache make_mla_cache(const KVCache& cache, std::int32_t rope_dim) {
+  detail::refuse_row_scales(cache, "make_mla_cache");
   throw_invalid_if(cache.num_kv_heads != 1, "kv_cache: {} KV heads, legal: 1 (MLA)",
                    cache.num_kv_heads);
   throw_invalid_if(rope_dim < 8 || rope_dim % 8 != 0 || rope_dim >= cache.head_size,

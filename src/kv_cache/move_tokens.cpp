@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/checked.hpp"
+#include "kernels/step/cache_checks.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "kv_cache/planes.hpp"
 #include "opencl/call_memory.hpp"
@@ -270,11 +271,35 @@ void move_by_device(const Context& context, cl_command_queue queue, std::span<co
   for (const detail::AddResults& add : results) detail::add_results(add, queue);
 }
 
+/// Moves caches, or first their codes and then the scales of tokens and heads: every move of one
+/// part is checked before any of the other, since both have the same slots.
+void move_parts(std::span<const KVCache> caches, Event* event, const auto& move) {
+  const auto has_rows = [](const KVCache& cache) { return cache.row_scales.has_value(); };
+  if (std::ranges::none_of(caches, has_rows)) return move(caches, event);
+  throw_invalid_if(!std::ranges::all_of(caches, has_rows),
+                   "move_tokens: caches with and without a scale for each token and head, legal: "
+                   "alike");
+  detail::throw_unsupported_if(detail::capturing(),
+                               "move_tokens: captured over a cache with a scale for each token "
+                               "and head, supported: not captured");
+  std::vector<KVCache> codes, scales;
+  for (const KVCache& cache : caches) {
+    detail::check_cache(cache);
+    codes.push_back(cache);
+    codes.back().row_scales.reset();
+    scales.push_back(detail::row_scale_cache(cache));
+  }
+  move(codes, nullptr);
+  move(scales, event);
+}
+
 }  // namespace
 
 void move_tokens(const Context& context, cl_command_queue queue, std::span<const KVCache> caches,
                  const TokenMoves& moves, Event* event) {
-  move_by_host(context, queue, caches, moves, event);
+  move_parts(caches, event, [&](std::span<const KVCache> part, Event* done) {
+    move_by_host(context, queue, part, moves, done);
+  });
 }
 void move_tokens_mla(const Context& context, cl_command_queue queue,
                      std::span<const MLACache> caches, const TokenMoves& moves, Event* event) {
@@ -282,7 +307,9 @@ void move_tokens_mla(const Context& context, cl_command_queue queue,
 }
 void move_tokens(const Context& context, cl_command_queue queue, std::span<const KVCache> caches,
                  const DeviceTokenMoves& moves, Event* event) {
-  move_by_device(context, queue, caches, moves, event);
+  move_parts(caches, event, [&](std::span<const KVCache> part, Event* done) {
+    move_by_device(context, queue, part, moves, done);
+  });
 }
 void move_tokens_mla(const Context& context, cl_command_queue queue,
                      std::span<const MLACache> caches, const DeviceTokenMoves& moves,

@@ -6,6 +6,7 @@
 
 #include "base/checked.hpp"
 #include "kernels/step/cache_checks.hpp"
+#include "kv_cache/spec.hpp"
 
 namespace clattn::detail {
 
@@ -67,6 +68,34 @@ PlaneLayout dense_layout(std::int64_t num_blocks, std::int64_t rows, std::int64_
   return {.num_blocks = num_blocks, .block_stride = block, .row = block};
 }
 
+/// Pages of codes and their scales, which move as one.
+CachePlanes whole_pages_of(const KVCache& cache) {
+  const KVCache::RowScales& scales = *cache.row_scales;
+  constexpr std::int64_t kScale = sizeof(float);
+  constexpr std::string_view kWhat = "cache: bytes of a block";
+  const std::int64_t rows =
+      checked_mul(std::int64_t{cache.block_size}, std::int64_t{cache.num_kv_heads}, kWhat);
+  const RowPage page = row_page(rows, cache.head_size);
+  const PlaneLayout codes =
+      collapse(cache.num_blocks, cache.block_stride, cache.head_size,
+               {cache.block_size, cache.token_stride}, {cache.num_kv_heads, cache.head_stride});
+  const PlaneLayout of_scales =
+      collapse(cache.num_blocks, scales.block_stride, 1, {cache.block_size, scales.token_stride},
+               {cache.num_kv_heads, scales.head_stride});
+  throw_unsupported_if(
+      cache.scales.handle() != cache.buffer.handle() || !codes.contiguous() ||
+          !of_scales.contiguous() || cache.v_offset != cache.k_offset + page.values ||
+          scales.k_offset * kScale != cache.k_offset + page.key_scales ||
+          scales.v_offset * kScale != cache.k_offset + page.value_scales ||
+          scales.block_stride * kScale != cache.block_stride,
+      "cache: row_scales elsewhere than in its pages, supported for operations on blocks: as "
+      "reshape_kv_cache() lays them out");
+  return checked({.num_blocks = cache.num_blocks,
+                  .block_stride = cache.block_stride,
+                  .row = checked_add(page.value_scales, checked_mul(rows, kScale, kWhat), kWhat)},
+                 {{cache.buffer, bytes(cache.k_offset, cache.dtype)}});
+}
+
 /// Throws unless every extent of a cache's blocks is at least 1.
 template <typename Cache>
 void check_extents(const Cache& cache) {
@@ -122,6 +151,10 @@ std::int64_t copy_unit(const PlaneLayout& layout, std::span<const Plane> planes,
 CachePlanes planes_of(const KVCache& cache) {
   check_extents(cache);
   check_value_place(cache);
+  if (cache.row_scales) {
+    check_cache(cache);
+    return whole_pages_of(cache);
+  }
   const bool one_row = cache.value_size() != cache.head_size;  // of a key and its value
   const std::int64_t row = std::int64_t{cache.head_size} + (one_row ? cache.value_size() : 0);
   const PlaneLayout layout =

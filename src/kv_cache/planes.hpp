@@ -79,7 +79,7 @@ struct SwapTrait {
 struct DeviceCache {
   CachePlanes planes;
   DType dtype = DType::kF16;
-  std::array<SwapTrait, 6> traits{};
+  std::array<SwapTrait, 7> traits{};
 };
 using HostImage = std::span<std::byte>;
 using SwapEnd = std::variant<DeviceCache, HostImage>;

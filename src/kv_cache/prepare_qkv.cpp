@@ -184,6 +184,7 @@ void bind_rope(const PrepareQKV& call, ClaPrepareQKV& terms) {
 void bind_cache(const PrepareQKV& call, ClaPrepareQKV& terms) {
   if (!stores(call)) return;
   const KVCache& cache = call.cache;
+  detail::refuse_row_scales(cache, "prepare_qkv");
   (void)detail::cache_write_shape(cache, call.dtype);
   throw_invalid_if(cache.num_kv_heads != call.num_kv_heads || cache.head_size != call.head_size,
                    "prepare_qkv: cache: {} heads of {}, legal: {} of {} (num_kv_heads, head_size)",

@@ -29,7 +29,19 @@ KVCacheSpec detail::page_spec(const AttentionConfig& config) {
           .head_size = config.head_size,
           .dtype = config.cache_dtype(),
           .use_mla = config.use_mla,
-          .head_size_v = narrow ? config.head_size_v : 0};
+          .head_size_v = narrow ? config.head_size_v : 0,
+          .kv_quant_mode = config.cache_format().scales_per_row() ? KVQuantMode::kPerTokenHead
+                                                                  : KVQuantMode::kNone};
+}
+
+detail::RowPage detail::row_page(std::int64_t rows, std::int64_t head_size) {
+  constexpr std::int64_t kLoad = 8, kScale = sizeof(float);
+  constexpr std::string_view kWhat = "KV cache: bytes of a page";
+  const std::int64_t codes = checked_mul(rows, head_size, kWhat);
+  const std::int64_t scales = checked_mul(rows, kScale, kWhat);
+  const std::int64_t both = checked_add(checked_mul(codes, std::int64_t{2}, kWhat), scales, kWhat);
+  if (scales % kLoad == 0) return {codes, codes + scales, both};
+  return {2 * codes, codes, both};
 }
 
 KVCacheSpec detail::whole_spec(KVCacheSpec spec) {

@@ -35,4 +35,13 @@ KVCacheLayout supported_layout(const AttentionBackend& backend,
                                const DeviceCapabilities& capabilities,
                                std::optional<KVCacheLayout> wanted);
 
+/// Where things lie in a page with a scale for each of `rows` tokens and heads, in bytes from its
+/// first key: its scales of keys, its values, their scales.
+struct RowPage {
+  std::int64_t key_scales = 0, values = 0, value_scales = 0;
+};
+/// Keys, their scales, values, their scales; where values would not begin at a multiple of 8, which
+/// is what kernels load, the scales of keys come behind the values.
+RowPage row_page(std::int64_t rows, std::int64_t head_size);
+
 }  // namespace clattn::detail

@@ -47,7 +47,8 @@ struct DescribeCache {
                          {"head_size", cache.head_size},
                          {"head_size_v", cache.value_size()},
                          {"token_stride", cache.block_size == 1 ? 0 : cache.token_stride},
-                         {"head_stride", cache.num_kv_heads == 1 ? 0 : cache.head_stride}}}};
+                         {"head_stride", cache.num_kv_heads == 1 ? 0 : cache.head_stride},
+                         {"scales of tokens and heads", cache.row_scales ? 1 : 0}}}};
   }
   SwapEnd operator()(const MLACache& cache) const {
     return DeviceCache{detail::planes_of(cache),

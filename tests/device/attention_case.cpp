@@ -96,6 +96,8 @@ clattn::KVCache make_cache(const clattn::Context& context, const CaseSpec& spec,
                                  .num_kv_heads = c.num_kv_heads,
                                  .head_size = c.head_size,
                                  .dtype = c.cache_dtype()};
+  if (c.cache_format().scales_per_row())
+    cache_spec.kv_quant_mode = clattn::KVQuantMode::kPerTokenHead;
   if (!c.contiguous_kv() && c.output_head_size() != c.head_size)
     cache_spec.head_size_v = c.output_head_size();
   if (spec.page_padding > 0) {
@@ -253,7 +255,7 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   const clattn::Queue queue = context->create_queue();
   const auto& backend = *clattn::get_attn_backend(c, &context->capabilities(), spec.backend);
   clattn::KVCache cache = make_cache(*context, spec, host, backend);
-  if (clattn::is_quantized(cache.dtype)) {
+  if (clattn::is_quantized(cache.dtype) && !cache.row_scales) {
     cache.scales = make_scales(*context, queue, spec);
     cache.scales_per_head = spec.scales_per_head;
     cache.scales_query = spec.query_scale > 0;
@@ -345,7 +347,7 @@ std::string describe(const CaseSpec& spec) {
       "pages {} requests (query+context)",
       spec.backend, clattn::to_string(spec.layout), c.num_heads, c.num_kv_heads, c.head_size,
       c.output_head_size(), c.block_size, clattn::to_string(c.dtype),
-      clattn::to_string(c.cache_dtype()), clattn::to_string(c.kernel_family), spec.causal,
+      clattn::to_string(c.cache_format()), clattn::to_string(c.kernel_family), spec.causal,
       spec.causal_encoder, spec.num_splits, spec.page_seed);
   text += fmt::format(
       "; type {} cap {} window {} sides {}/{} chunk {}+{} rule {} alibi {} sinks {} mask {} "

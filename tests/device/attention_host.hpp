@@ -84,6 +84,7 @@ class CacheImage {
         bits_(spec.config.cache_dtype(),
               cache.buffer.size_bytes() / clattn::element_size_bytes(cache.dtype)) {
     for (std::size_t i = 0; i < bits_.size(); ++i) bits_.set_bits(i, poison_bits(cache.dtype));
+    if (cache.row_scales) poison_scales();
     const std::size_t logical = index(cache.num_blocks) * index(cache.block_size) *
                                 index(cache.num_kv_heads) * index(cache.head_size);
     host.truth.key_cache.assign(logical, std::numeric_limits<double>::quiet_NaN());
@@ -100,7 +101,8 @@ class CacheImage {
         page * cache_.block_stride + head * cache_.head_stride + token * cache_.token_stride + dim;
     const std::int64_t logical =
         ((page * cache_.block_size + token) * cache_.num_kv_heads + head) * cache_.head_size + dim;
-    place(index(cache_.k_offset + row_at), key, cache_scale(spec_, false, head), on_device,
+    const RowFactors factors = row_factors(page, token, head, position, on_device && dim == 0);
+    place(index(cache_.k_offset + row_at), key, factors.key, on_device,
           host_.truth.key_cache[index(logical)]);
     if (dim >= spec_.config.output_head_size()) {  // the oracle knows one size alone
       host_.truth.value_cache[index(logical)] = 0;
@@ -110,7 +112,7 @@ class CacheImage {
         spec_.config.contiguous_kv() && spec_.config.output_head_size() != cache_.head_size;
     const ValueStrides strides = value_strides(spec_.config, cache_);
     const std::int64_t value_at = apart ? page * strides.token + head * strides.head + dim : row_at;
-    place(index(cache_.v_offset + value_at), value, cache_scale(spec_, true, head), on_device,
+    place(index(cache_.v_offset + value_at), value, factors.value, on_device,
           host_.truth.value_cache[index(logical)]);
   }
 
@@ -118,7 +120,8 @@ class CacheImage {
 
   /// What differs between the device's cache and the expectation: stored tokens, NaN elsewhere.
   std::string compare(Tensor& device) const {
-    std::vector<std::uint32_t> want(device.size(), poison_bits(cache_.dtype));
+    std::vector<std::uint32_t> want = poison_;
+    if (want.empty()) want.assign(device.size(), poison_bits(cache_.dtype));
     for (const auto& [place, value] : expected_) want[place] = value;
     for (std::size_t i = 0; i < want.size(); ++i) {
       if (device.bits(i) != want[i]) {
@@ -129,6 +132,46 @@ class CacheImage {
   }
 
  private:
+  /// What a token's codes stand for. With row_scales each row has its own, which `stores` writes.
+  struct RowFactors {
+    double key = 1, value = 1;
+  };
+  RowFactors row_factors(std::int64_t page, std::int64_t token, std::int64_t head,
+                         std::int64_t position, bool stores) {
+    RowFactors factors{cache_scale(spec_, false, head), cache_scale(spec_, true, head)};
+    if (!cache_.row_scales) return factors;
+    factors.key = std::ldexp(factors.key, static_cast<int>((position * 5 + head) % 4));
+    factors.value = std::ldexp(factors.value, static_cast<int>((position * 3 + head) % 4) - 9);
+    if (!stores) return factors;
+    const clattn::KVCache::RowScales& at = *cache_.row_scales;
+    const std::int64_t row =
+        page * at.block_stride + token * at.token_stride + head * at.head_stride;
+    put_scale(at.k_offset + row, factors.key);
+    put_scale(at.v_offset + row, factors.value);
+    return factors;
+  }
+  void put_scale(std::int64_t at, double scale) {
+    const std::uint32_t bits = oracle::encode(oracle::Element::kF32, scale);
+    for (std::size_t byte = 0; byte < sizeof(float); ++byte) {
+      const std::size_t place = index(at) * sizeof(float) + byte;
+      bits_.set_bits(place, bits >> 8 * byte & 0xFF);
+      expected_.emplace_back(place, bits >> 8 * byte & 0xFF);
+    }
+  }
+  /// NaN as every scale.
+  void poison_scales() {
+    const clattn::KVCache::RowScales& at = *cache_.row_scales;
+    for (std::int64_t page = 0; page < cache_.num_blocks; ++page)
+      for (std::int64_t token = 0; token < cache_.block_size; ++token)
+        for (std::int64_t head = 0; head < cache_.num_kv_heads; ++head)
+          for (const std::int64_t side : {at.k_offset, at.v_offset}) {
+            const std::int64_t scale =
+                side + page * at.block_stride + token * at.token_stride + head * at.head_stride;
+            for (std::size_t byte = 0; byte < sizeof(float); ++byte)
+              bits_.set_bits(index(scale) * sizeof(float) + byte, 0xFF);
+          }
+    for (std::size_t i = 0; i < bits_.size(); ++i) poison_.push_back(bits_.bits(i));
+  }
   void place(std::size_t at, double value, double scale, bool on_device, double& truth) {
     const std::uint32_t bits = oracle::encode(element(cache_.dtype), value / scale);
     truth = oracle::decode(element(cache_.dtype), bits) * scale;
@@ -141,6 +184,7 @@ class CacheImage {
   HostCase& host_;
   Tensor bits_;
   std::vector<std::pair<std::size_t, std::uint32_t>> expected_;
+  std::vector<std::uint32_t> poison_;  ///< where it is not everywhere the same
 };
 
 /// Fills the cache with random tokens; the step's own tokens go through `key` and `value` when they

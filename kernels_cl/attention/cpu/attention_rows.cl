@@ -58,6 +58,22 @@ static inline void cla_rows_pack(__global const CLA_KV_T* cache, const long* off
 }
 #endif
 
+#if CLA_ROW_SCALES
+/* Codes become numbers. */
+static inline void cla_rows_scale_tile(const ClaCpuTask* task, int at, int end, cla_vf* k_t,
+                                       cla_vf* values) {
+  float k_scales[CLA_BLOCK_KV], v_scales[CLA_BLOCK_KV];
+  cla_cpu_row_scales(task, 0, at, end, k_scales, v_scales);
+  for (int kv = 0; kv < CLA_TILE_VECS; ++kv) {
+    const cla_vf scales = CLA_CAT(vload, CLA_VEC)(kv, k_scales);
+    cla_vf* columns = k_t + kv / 2 * CLA_KEY_DIM * 2 + kv % 2;
+    for (int d = 0; d < CLA_KEY_DIM; ++d) columns[d * 2] *= scales;
+  }
+  for (int key = 0; key < CLA_BLOCK_KV; ++key)
+    for (int d = 0; d < CLA_NUM_VECS; ++d) values[key * CLA_KEY_VECS + d] *= v_scales[key];
+}
+#endif
+
 /* The tile at position `at`: keys as columns, values as rows. */
 static inline void cla_rows_load_tile(const ClaCpuTask* task, int at, int end,
                                       __global const CLA_KV_T* k, __global const CLA_KV_T* v,
@@ -73,6 +89,9 @@ static inline void cla_rows_load_tile(const ClaCpuTask* task, int at, int end,
   cla_cpu_value_rows(task, at, end, offsets);
 #endif
   cla_key_lanes_load(v, offsets, CLA_NUM_VECS, values);
+#if CLA_ROW_SCALES
+  cla_rows_scale_tile(task, at, end, k_t, values);
+#endif
 #endif
 }
 

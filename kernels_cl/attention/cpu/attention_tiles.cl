@@ -78,6 +78,9 @@ typedef struct ClaKvTile {
   int at;    /* position */
   int limit; /* no row of the task sees a key from here on */
   int overflows;
+#if CLA_ROW_SCALES
+  float k_scales[CLA_BLOCK_KV], v_scales[CLA_BLOCK_KV]; /* of keys and values */
+#endif
   cla_vu keys[CLA_BLOCK_KV * CLA_KEY_VECS];
   cla_vu values[CLA_BLOCK_KV * CLA_VALUE_DIM / CLA_TILE_DEPTH];
 } ClaKvTile;
@@ -88,15 +91,26 @@ static inline __attribute__((always_inline)) void cla_tiles_probabilities(
     const ClaOptions* opt, ClaRowLanes* rows, const ClaKvTile* tile, const ClaBlockSteps* seen,
     int masked, float unit, cla_vf* s, cla_vu* pairs, cla_vf* o) {
   cla_vf factor;
+#if CLA_ROW_SCALES
+  cla_row_lanes_scale_keys(s, tile->k_scales, seen->begin, seen->end);
+#endif
   if (cla_row_lanes_softmax(rows, opt, unit, tile->at, seen->begin, seen->end, tile->limit, masked,
                             s, &factor))
     for (int d = 0; d < CLA_VALUE_DIM; ++d) o[d] *= factor;
   cla_vf sum = rows->sum;
 #pragma unroll 4
   for (int key = seen->begin; key < seen->end; key += 2) {
+#if CLA_ROW_SCALES
+    const cla_vf p = cla_row_lanes_probabilities(rows, s[key], masked);
+    const cla_vf q = cla_row_lanes_probabilities(rows, s[key + 1], masked);
+    const cla_vf even = cla_row_lanes_scaled(p, tile->v_scales + key);
+    const cla_vf odd = cla_row_lanes_scaled(q, tile->v_scales + key + 1);
+    sum += p + q;
+#else
     const cla_vf even = cla_row_lanes_probabilities(rows, s[key], masked);
     const cla_vf odd = cla_row_lanes_probabilities(rows, s[key + 1], masked);
     sum += even + odd;
+#endif
     pairs[key / 2] = (as_uint16(even) + 0x8000u) >> 16 | ((as_uint16(odd) + 0x8000u) & 0xffff0000u);
   }
   rows->sum = sum;
@@ -236,6 +250,9 @@ CLA_KERNEL clattn_attention_tiles(CLA_PARAMS) {
       cla_tiles_load(k_cache + call.k_offset, CLA_VALUES, stages + turn, stages + (turn ^ 1),
                      &tile);
       tile.at = at;
+#if CLA_ROW_SCALES
+      cla_cpu_row_scales(&task, 0, at, end, tile.k_scales, tile.v_scales);
+#endif
       while (cla_tiles_last_end(lanes + first / CLA_VEC) <= at) first += CLA_ROW_BLOCK;
       for (int r = first; r < padded_rows; r += CLA_ROW_BLOCK) {
         ClaRowLanes* block = lanes + r / CLA_VEC;

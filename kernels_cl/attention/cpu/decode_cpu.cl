@@ -43,6 +43,9 @@ static inline void cla_decode_probabilities(ClaRowLanes* rows, const ClaOptions*
                                             const ClaDecodeTile* tile, int masked, cla_vf* s,
                                             cla_vf* o) {
   cla_vf factor;
+#if CLA_ROW_SCALES
+  cla_row_lanes_scale_keys(s, tile->k_scales, 0, CLA_STEPS);
+#endif
   if (cla_row_lanes_softmax(rows, opt, tile->score_unit, tile->at, 0, CLA_STEPS, tile->end, masked,
                             s, &factor)) {
     float f[CLA_VEC];
@@ -56,6 +59,9 @@ static inline void cla_decode_probabilities(ClaRowLanes* rows, const ClaOptions*
     cla_fetch_ahead(k, v, tile, step);
     s[step] = cla_row_lanes_probabilities(rows, s[step], masked);
     rows->sum += s[step];
+#if CLA_ROW_SCALES
+    s[step] = cla_row_lanes_scaled(s[step], tile->v_scales + step * CLA_STEP_KEYS);
+#endif
   }
 }
 
@@ -136,6 +142,9 @@ static inline void cla_decode_keys(const ClaCpuTask* task, const cla_vu* codes, 
                             0,
                             chunks,
                             0};
+#if CLA_ROW_SCALES
+      cla_cpu_row_scales(task, h, at, end, tile.k_scales, tile.v_scales);
+#endif
       ClaDecodeOperands operands;
       for (int b = 0; b < num; ++b) {
         tile.fetch_begin = b * CLA_BLOCK_KV / num;

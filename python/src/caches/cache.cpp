@@ -108,6 +108,9 @@ void bind_fields(nb::class_<KVCache>& cache) {
       .def_ro("scales_query", &KVCache::scales_query, "The scales include one of queries.")
       .def_ro("buffer", &KVCache::buffer)
       .def_prop_ro("dtype", [](const KVCache& self) { return std::string(to_string(self.dtype)); })
+      .def_prop_ro(
+          "format", [](const KVCache& self) { return std::string(to_string(self.format())); },
+          "Its name in kv_cache_dtype.")
       .def_ro("num_blocks", &KVCache::num_blocks)
       .def_ro("block_size", &KVCache::block_size)
       .def_ro("num_kv_heads", &KVCache::num_kv_heads)
@@ -147,6 +150,10 @@ void bind_cache(nb::module_& module) {
       .def(
           "set_scales",
           [](KVCache& self, const Context& context, nb::handle given) {
+            if (self.row_scales) {
+              throw_invalid("scales: the cache stores " + std::string(to_string(self.format())) +
+                            ", legal: not set, since each token and head has its own");
+            }
             self.scales_per_head = self.scales_query = false;
             self.scales = Buffer();
             if (given.is_none()) return;

@@ -163,8 +163,14 @@ void bind_specs(nb::module_& module) {
       "As parse_dtype(), None for what names no type.");
   module.def(
       "parse_kv_cache_dtype",
-      [](nb::handle name) { return name_of(parse_kv_cache_dtype(name_of(name))); }, "name"_a,
-      "As parse_dtype(), None for \"auto\".");
+      [](nb::handle name) -> std::optional<std::string> {
+        const auto format = parse_kv_cache_dtype(name_of(name));
+        if (!format) return std::nullopt;
+        return std::string(to_string(*format));
+      },
+      "name"_a,
+      "As parse_dtype(), and the names of formats with a scale for each token and head;\n"
+      "None for \"auto\".");
   module.def(
       "is_quantized", [](nb::handle dtype) { return is_quantized(parse_dtype(name_of(dtype))); },
       "dtype"_a, "Whether it is a cache type of 8 bits.");

@@ -267,7 +267,7 @@ void log_choice(const AttentionKernels& kernels, const TunedDevice& device) {
   }
   log(LogLevel::kInfo, "{}: {}/{} heads of {}, {} over {} in pages of {}{}: {}",
       device.capabilities.name, shape.num_heads, shape.num_kv_heads, shape.head_size,
-      to_string(shape.dtype), to_string(shape.cache_dtype), shape.block_size,
+      to_string(shape.dtype), to_string(shape.cache_format()), shape.block_size,
       option_macros(shape.options, Role::kPrefill), fmt::join(names, " + "));
   log(LogLevel::kDebug, "considered:\n{}", to_string(kernels.candidates));
 }
@@ -320,7 +320,7 @@ std::string AttentionKernels::why_not_plan_of(const AttentionKernels& other) con
   compare("head_size_v", a.value_size(), b.value_size());
   compare("block_size", a.block_size, b.block_size);
   compare("dtype", to_string(a.dtype), to_string(b.dtype));
-  compare("kv_cache_dtype", to_string(a.cache_dtype), to_string(b.cache_dtype));
+  compare("kv_cache_dtype", to_string(a.cache_format()), to_string(b.cache_format()));
   if (!difference.empty()) return difference;
   constexpr const char* kTiles =
       "its kernels split work otherwise (kernel_family, options, tuning)";
@@ -376,7 +376,7 @@ std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
       "attention form {} {}/{}x{}/{}+{} page {} {}/{}{} {}{} tuning {}",
       static_cast<int>(shape.form), shape.num_heads, shape.num_kv_heads, shape.head_size,
       shape.value_size(), shape.rope_dim, shape.block_size, to_string(shape.dtype),
-      to_string(shape.cache_dtype), shape.fp8_products ? " products" : "", to_string(family),
+      to_string(shape.cache_format()), shape.fp8_products ? " products" : "", to_string(family),
       option_macros(shape.options, Role::kPrefill), tuning.revision);
   return runtime.shared_object<const AttentionKernels>(key, [&] {
     return compile({{runtime.capabilities(), *tuning.table}, shape, family, &runtime});

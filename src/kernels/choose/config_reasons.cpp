@@ -24,6 +24,18 @@ void append_value_size_reasons(const AttentionConfig& config, std::vector<std::s
             config.head_size);
 }
 
+/// Why a scale for each token and head is refused.
+void append_row_scale_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
+  const CacheFormat format = config.cache_format();
+  if (!format.scales_per_row() || !why_not(format).empty()) return;
+  append_if(reasons, config.output_head_size() != config.head_size,
+            "kv_cache_dtype {} with head_size_v {} not supported: {} (head_size) is",
+            to_string(format), config.head_size_v, config.head_size);
+  append_if(reasons, config.use_per_head_quant_scales,
+            "use_per_head_quant_scales is true, supported with kv_cache_dtype {}: false",
+            to_string(format));
+}
+
 /// Why chunks are refused where they would have no meaning.
 void append_chunk_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
   append_if(reasons, config.attention_chunk_size > 0 && !may_be_causal(config.attn_type),
@@ -71,6 +83,14 @@ void append_config_reasons(const AttentionConfig& config, std::vector<std::strin
   append_engine_reasons(config, reasons);
 }
 
+void refuse_row_scales(const AttentionConfig& config, std::string_view by,
+                       std::vector<std::string>& reasons) {
+  if (!why_not(config.cache_format()).empty()) return;
+  append_if(reasons, config.cache_format().scales_per_row(),
+            "kv_cache_dtype {} not supported by {}: types are", to_string(config.cache_format()),
+            by);
+}
+
 void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& reasons,
                              std::int32_t most) {
   append_if(reasons, !takes_head_size(head_size, most),
@@ -80,10 +100,11 @@ void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& r
 void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
                            std::vector<std::string>& reasons) {
   append_config_reasons(config, reasons);
-  append_if(reasons, config.contiguous_kv() && config.cache_dtype() != config.dtype,
+  append_row_scale_reasons(config, reasons);
+  append_if(reasons, config.contiguous_kv() && config.cache_format() != CacheFormat(config.dtype),
             "kv_cache_dtype {} with attn_type {} not supported: there is no cache, keys and values "
             "have the dtype ({})",
-            to_string(config.cache_dtype()), to_string(config.attn_type), to_string(config.dtype));
+            to_string(config.cache_format()), to_string(config.attn_type), to_string(config.dtype));
   append_if(reasons, config.use_mla, "MLA not supported");
   append_value_size_reasons(config, reasons);
   if (capabilities == nullptr) return;
@@ -97,24 +118,26 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
 }
 
 MLAConfig mla_config(const AttentionConfig& config) {
-  return {.num_heads = config.num_heads,
-          .kv_lora_rank = config.output_head_size(),
-          .rope_dim = config.rope_dim,
-          .block_size = config.block_size,
-          .dtype = config.dtype,
-          .kv_cache_dtype = config.kv_cache_dtype,
-          .scale = config.scale,
-          .kernel_family = config.kernel_family,
-          .use_spans = config.use_spans,
-          .use_directions = config.use_directions,
-          .use_first_keys = config.use_first_keys,
-          .use_trees = config.use_trees};
+  return {
+      .num_heads = config.num_heads,
+      .kv_lora_rank = config.output_head_size(),
+      .rope_dim = config.rope_dim,
+      .block_size = config.block_size,
+      .dtype = config.dtype,
+      .kv_cache_dtype = config.kv_cache_dtype ? std::optional(config.cache_dtype()) : std::nullopt,
+      .scale = config.scale,
+      .kernel_family = config.kernel_family,
+      .use_spans = config.use_spans,
+      .use_directions = config.use_directions,
+      .use_first_keys = config.use_first_keys,
+      .use_trees = config.use_trees};
 }
 
 void append_latent_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
                            std::vector<std::string>& reasons) {
   append_if(reasons, config.num_kv_heads != 1, "num_kv_heads is {}, supported: 1",
             config.num_kv_heads);
+  refuse_row_scales(config, "MLA", reasons);
   MLAConfig mla = mla_config(config);
   const std::int32_t rank = mla.kv_lora_rank;
   if (rank < kKVLoraRankStep || rank > kMaxKVLoraRank || rank % kKVLoraRankStep != 0) {

@@ -38,6 +38,11 @@ inline constexpr std::int32_t kMaxHeadSize = 512, kMaxPackedHeadSize = 256;
 constexpr bool takes_head_size(std::int32_t head_size, std::int32_t most = kMaxHeadSize) {
   return head_size >= 8 && head_size <= most && head_size % 8 == 0;
 }
+/// Appends that a cache with a scale for each token and head is not supported by whom, if it is
+/// one.
+void refuse_row_scales(const AttentionConfig& config, std::string_view by,
+                       std::vector<std::string>& reasons);
+
 /// Appends why a head size is not supported, if it is not.
 void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& reasons,
                              std::int32_t most = kMaxHeadSize);

@@ -63,6 +63,7 @@ struct KernelTraits {
   std::int32_t most_row_elements = 0;  ///< block_rows * head_size; 0 = any
   std::int32_t most_key_elements = 0;  ///< block_kv * mean size of a key and a value; 0 = any
   std::int32_t few_rows = 0;           ///< tasks of up to this many cost otherwise; 0 = none do
+  bool row_scales = false;             ///< over 8 bits: also a scale for each token and head
   bool tensor_maps = false;            ///< describes the cache to the device's copy engine
   /// NVIDIA's driver answers that its groups are too large, and they run: it divides registers by
   /// what a work-item begins with, while warps hand them to each other.

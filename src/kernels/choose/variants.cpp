@@ -179,7 +179,8 @@ KernelShape kernel_shape(const AttentionConfig& config) {
           // have no other.
           .fp8_products = config.fp8_products && !config.use_mla && !options.alibi &&
                           !options.mask && config.num_queries_per_kv() <= kMostDecodeRows &&
-                          config.cache_dtype() == DType::kFp8E4M3};
+                          config.cache_format() == DType::kFp8E4M3,
+          .row_scales = config.cache_format().scales_per_row()};
 }
 
 std::string option_macros(const KernelOptions& options, Role role) {
@@ -292,6 +293,8 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
       !contains(kernel.cache, shape.cache_dtype, shape.dtype))
     return fmt::format("does not take {} caches under {}", to_string(shape.cache_dtype),
                        to_string(shape.dtype));
+  if (shape.row_scales && !(unit.traits.row_scales && kernel.row_scales))
+    return fmt::format("does not take {} caches", to_string(shape.cache_format()));
   if (unit.traits.fp8_products && !shape.fp8_products)
     return "taken only where fp8_products asks for it";
   const std::int32_t head = shape.head_size;
@@ -381,6 +384,7 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
     options += fmt::format(" -DCLA_PADDED_DIM={}", room);
   if (shape.form == CacheForm::kLatent)
     options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
+  if (shape.row_scales) options += " -DCLA_ROW_SCALES=1";
   if (copies_boxes(variant, shape, capabilities)) options += " -DCLA_BOXES=1";
   options += option_macros(shape.options, variant.role);
   // On a CPU these families only serve comparison, so correct results and short builds matter more

@@ -76,6 +76,10 @@ struct KernelShape {
   std::int32_t rope_dim = 0;     ///< kLatent: elements of a key beyond its head_size latent ones
   std::int32_t head_size_v = 0;  ///< elements of a value and of a result; 0 = head_size
   bool fp8_products = false;     ///< over e4m3: kernels may multiply as UnitTraits::fp8_products
+  bool row_scales = false;       ///< the cache has a scale for each token and head
+  CacheFormat cache_format() const {
+    return row_scales ? CacheFormat::per_row(cache_dtype) : cache_dtype;
+  }
   std::int32_t group() const { return num_heads / num_kv_heads; }
   std::int32_t value_size() const { return head_size_v != 0 ? head_size_v : head_size; }
   bool values_apart() const { return value_size() != head_size; }

@@ -1,5 +1,6 @@
 #include "kernels/launch/cache_write.hpp"
 
+#include <type_traits>
 #include <utility>
 
 #include "base/checked.hpp"
@@ -131,6 +132,8 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
   lease.args(call, key.buffer, value.buffer, k_cache, v_cache == k_cache ? nullptr : v_cache,
              slots.buffer);  // values may lie in the keys' buffer
   if (is_quantized(shape.cache_dtype)) lease.arg(cache.scales);
+  if constexpr (std::is_same_v<Cache, KVCache>)
+    if (shape.row_scales) lease.arg(row_scales_of(cache));
   lease.enqueue(queue, num_groups(*kernel.variant, shape, slots.num_tokens),
                 to_size(kernel.variant->work_group_size), event);
   add_results(add, queue);

@@ -200,6 +200,7 @@ void launch_step(cl_command_queue queue, const AttentionKernels& kernels, const 
                tensors.output.buffer, tensors.lse);
     for (std::size_t t = 0; t < layer.num_option_tensors; ++t)
       lease.arg(layer.option_tensors.at(t));
+    if (layer.row_scales) lease.arg(*layer.row_scales);
     lease.enqueue(target, groups, to_size(variant.work_group_size), done);
     if (done != event && event != nullptr) *event = *done;
     if (recorder != nullptr && variant.kernel().tasks != Tasks::kDealt)

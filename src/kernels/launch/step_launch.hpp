@@ -3,12 +3,14 @@
 #include <array>
 #include <clattn/attention.hpp>
 #include <numbers>
+#include <optional>
 #include <vector>
 
 #include "capture/capture.hpp"
 #include "kernels/choose/attention_kernels.hpp"
 #include "kernels/step/paged_step.hpp"
 #include "shared/call.h"
+#include "shared/row_scales.h"
 
 namespace clattn::detail {
 
@@ -22,6 +24,7 @@ struct LayerCall {
   cl_mem v = nullptr;
   std::array<cl_mem, 5> option_tensors{};
   std::size_t num_option_tensors = 0;
+  std::optional<ClaRowScales> row_scales = {};  ///< behind them, where the kernels take it
 
   void add(cl_mem tensor) { option_tensors.at(num_option_tensors++) = tensor; }
 };

@@ -24,8 +24,62 @@ void require_scale(DType dtype, const Buffer& scale, std::string_view name,
                    shape);
 }
 
+std::array<std::int64_t, 5> places_of(const KVCache& cache) {
+  return {cache.k_offset, cache.v_offset, cache.block_stride, cache.token_stride,
+          cache.head_stride};
+}
+
+/// The buffer's element after the last one of K or V, whose rows are steps of these.
+using Steps = std::array<std::pair<std::int64_t, std::int64_t>, 4>;
+std::int64_t end_of(std::int64_t offset, const Steps& steps) {
+  std::int64_t end = checked_add(offset, std::int64_t{1}, kElements);
+  for (const auto& [count, stride] : steps) {
+    end = checked_add(end, checked_mul(count - 1, stride, kElements), kElements);
+  }
+  return end;
+}
+
+std::int64_t elements_in(const KVCache& cache) {
+  return static_cast<std::int64_t>(cache.buffer.size_bytes() / element_size_bytes(cache.dtype));
+}
+
+/// The same of K and V together; 0 without blocks.
+std::int64_t end_of_cache(const KVCache& cache) {
+  if (cache.num_blocks == 0) return 0;
+  Steps steps = {{{cache.num_blocks, cache.block_stride},
+                  {cache.num_kv_heads, cache.head_stride},
+                  {cache.block_size, cache.token_stride},
+                  {cache.head_size, 1}}};
+  const std::int64_t end_of_keys = end_of(cache.k_offset, steps);
+  steps.back().first = cache.value_size();
+  return std::max(end_of_keys, end_of(cache.v_offset, steps));
+}
+
+/// The last scale of K and V must lie in their buffer.
+void check_row_scales(const KVCache& cache) {
+  const std::string why = why_not(cache.format());
+  if (!why.empty()) throw_unsupported("kv_cache: row_scales: {}", why);
+  throw_invalid_if(!cache.scales, "kv_cache: no scales, legal with row_scales: f32");
+  throw_invalid_if(cache.scales_per_head || cache.scales_query,
+                   "kv_cache: scales_per_head is {}, scales_query {}, legal with row_scales: false",
+                   cache.scales_per_head, cache.scales_query);
+  throw_unsupported_if(cache.value_size() != cache.head_size,
+                       "kv_cache: head_size_v is {}, supported with row_scales: {} (head_size)",
+                       cache.head_size_v, cache.head_size);
+  const KVCache scales = row_scale_cache(cache);
+  for (const std::int64_t place : places_of(scales))
+    if (place < 0)
+      throw_invalid("kv_cache: row_scales: an offset or stride is {}, legal: >= 0", place);
+  const std::int64_t end = end_of_cache(scales), room = elements_in(scales);
+  throw_invalid_if(
+      end > room, "kv_cache: row_scales: its last scale is number {}, legal: below the buffer's {}",
+      end - 1, room);
+}
+
 template <typename Cache>
 void check_scales(const Cache& cache) {
+  if constexpr (std::is_same_v<Cache, KVCache>)
+    if (cache.row_scales) return check_row_scales(cache);
   require_scale(cache.dtype, cache.scales, "scales", "[2][1] or [2][num_kv_heads]");
   if (!cache.scales) return;
   throw_invalid_if(!is_quantized(cache.dtype), "kv_cache: scales given, legal: none for {}",
@@ -71,27 +125,12 @@ void check_room(const Cache& cache, std::int64_t width, std::size_t size_bytes,
                    room, wanted, cache.num_blocks);
 }
 
-std::array<std::int64_t, 5> places_of(const KVCache& cache) {
-  return {cache.k_offset, cache.v_offset, cache.block_stride, cache.token_stride,
-          cache.head_stride};
-}
-
 /// Kernels load eight elements at a time.
 void check_aligned(std::span<const std::int64_t> places, std::string_view name) {
   for (const std::int64_t place : places) {
     throw_invalid_if(place < 0 || place % 8 != 0,
                      "kv_cache: {} is {}, legal: multiples of 8 elements, >= 0", name, place);
   }
-}
-
-/// The buffer's element after the last one of K or V, whose rows are steps of these.
-using Steps = std::array<std::pair<std::int64_t, std::int64_t>, 4>;
-std::int64_t end_of(std::int64_t offset, const Steps& steps) {
-  std::int64_t end = checked_add(offset, std::int64_t{1}, kElements);
-  for (const auto& [count, stride] : steps) {
-    end = checked_add(end, checked_mul(count - 1, stride, kElements), kElements);
-  }
-  return end;
 }
 
 /// "128", or "192 + 128" of keys and values that differ.
@@ -102,19 +141,48 @@ std::string elements_of(std::int32_t key, std::int32_t value) {
 template <typename Cache>
 void check_kv_shape(const Cache& cache, const KernelShape& shape) {
   std::int32_t value_size = cache.head_size;
-  if constexpr (std::is_same_v<Cache, KVCache>) value_size = cache.value_size();
+  CacheFormat format = cache.dtype;
+  if constexpr (std::is_same_v<Cache, KVCache>) {
+    value_size = cache.value_size();
+    format = cache.format();
+  }
   throw_invalid_if(
       cache.block_size != shape.block_size || cache.num_kv_heads != shape.num_kv_heads ||
           cache.head_size != shape.head_size || value_size != shape.value_size() ||
-          cache.dtype != shape.cache_dtype,
+          format != shape.cache_format(),
       "kv_cache: {} tokens x {} heads x {} of {}, legal: {} x {} x {} of {} as this layer was "
       "configured",
       cache.block_size, cache.num_kv_heads, elements_of(cache.head_size, value_size),
-      to_string(cache.dtype), shape.block_size, shape.num_kv_heads,
-      elements_of(shape.head_size, shape.value_size()), to_string(shape.cache_dtype));
+      to_string(format), shape.block_size, shape.num_kv_heads,
+      elements_of(shape.head_size, shape.value_size()), to_string(shape.cache_format()));
 }
 
 }  // namespace
+
+ClaRowScales row_scales_of(const KVCache& cache) {
+  const KVCache::RowScales at = cache.row_scales.value_or(KVCache::RowScales{});
+  return {at.k_offset, at.v_offset, at.block_stride, at.token_stride, at.head_stride};
+}
+
+KVCache row_scale_cache(const KVCache& cache) {
+  const KVCache::RowScales at = cache.row_scales.value_or(KVCache::RowScales{});
+  return {.buffer = cache.scales,
+          .dtype = DType::kF32,
+          .num_blocks = cache.num_blocks,
+          .block_size = cache.block_size,
+          .num_kv_heads = cache.num_kv_heads,
+          .head_size = 1,
+          .k_offset = at.k_offset,
+          .v_offset = at.v_offset,
+          .block_stride = at.block_stride,
+          .token_stride = at.token_stride,
+          .head_stride = at.head_stride};
+}
+
+void refuse_row_scales(const KVCache& cache, std::string_view call) {
+  throw_unsupported_if(cache.row_scales.has_value(),
+                       "{}: a cache with a scale for each token and head, supported: types", call);
+}
 
 void check_value_place(const KVCache& cache) {
   const std::int32_t value = cache.value_size();
@@ -136,16 +204,8 @@ void check_cache(const KVCache& cache) {
     if (place < 0) throw_invalid("kv_cache: an offset or stride is {}, legal: >= 0", place);
   }
   check_num_blocks(cache.num_blocks, 0);
-  if (cache.num_blocks == 0) return;
-  Steps steps = {{{cache.num_blocks, cache.block_stride},
-                  {cache.num_kv_heads, cache.head_stride},
-                  {cache.block_size, cache.token_stride},
-                  {cache.head_size, 1}}};
-  const std::int64_t end_of_keys = end_of(cache.k_offset, steps);
-  steps.back().first = cache.value_size();
-  const std::int64_t end = std::max(end_of_keys, end_of(cache.v_offset, steps));
-  const std::size_t elems = cache.buffer.size_bytes() / element_size_bytes(cache.dtype);
-  throw_invalid_if(std::cmp_greater(end, elems),
+  const std::int64_t end = end_of_cache(cache), elems = elements_in(cache);
+  throw_invalid_if(end > elems,
                    "kv_cache: its last element is number {}, legal: below the buffer's {} elements",
                    end - 1, elems);
 }

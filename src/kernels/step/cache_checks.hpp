@@ -3,9 +3,11 @@
 #include <clattn/kv_cache.hpp>
 #include <clattn/mla.hpp>
 #include <span>
+#include <type_traits>
 
 #include "capture/packed_pages.hpp"
 #include "kernels/choose/variants.hpp"
+#include "shared/row_scales.h"
 
 namespace clattn::detail {
 
@@ -59,7 +61,16 @@ void check_block_ids(const BlockBound& ids, std::int64_t num_blocks);
 template <typename Cache>
 cl_int scale_stride_of(const Cache& cache) {
   if (!cache.scales) return -1;
+  if constexpr (std::is_same_v<Cache, KVCache>)
+    if (cache.row_scales) return -1;  // kernels find them by ClaRowScales
   return cache.scales_per_head ? 1 : 0;
 }
+
+/// Where the scales of tokens and heads lie, for kernels.
+ClaRowScales row_scales_of(const KVCache& cache);
+/// The scales of tokens and heads as a cache of one element a head, for what moves them.
+KVCache row_scale_cache(const KVCache& cache);
+/// Throws kUnsupported for such a cache where a call cannot take it.
+void refuse_row_scales(const KVCache& cache, std::string_view call);
 
 }  // namespace clattn::detail

@@ -57,6 +57,7 @@ struct UnitTraits {
   bool rounds_probabilities = false;  ///< to the queries' type, before they meet V
   /// Queries and probabilities are rounded to e4m3, caches used as stored. Only where asked for.
   bool fp8_products = false;
+  bool row_scales = true;              ///< in kernels that take a scale for each token and head
   std::int32_t head_step = 1;          ///< heads, and rotary parts, are a multiple of it
   std::int32_t most_key_elements = 0;  ///< block_kv * mean size of a key and a value; 0 = any
   /// Most accumulators of a warp, rows * value size, if warps divide them among themselves; 0 =

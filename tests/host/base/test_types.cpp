@@ -74,13 +74,46 @@ TEST(Types, M2_OtherSpellingsOfElementTypes) {
   for (const char* name : {"", "torch.", "torch.torch.half", "double", "auto"})
     EXPECT_EQ(find_dtype(name), std::nullopt) << name;
   EXPECT_EQ(error_text([] { parse_kv_cache_dtype("fp4"); }, ErrorCode::kInvalidArgument),
-            "kv_cache_dtype: 'fp4' is not one of auto, f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8");
+            "kv_cache_dtype: 'fp4' is not one of auto, f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8, "
+            "int8_per_token_head, fp8_per_token_head");
+}
+
+/// Formats have names, and what no kernel reads is refused by field, value and reason.
+TEST(Types, CacheFormats) {
+  for (const auto& [name, code] : {std::pair{"int8_per_token_head", DType::kInt8},
+                                   std::pair{"fp8_per_token_head", DType::kFp8E4M3}}) {
+    const auto format = parse_kv_cache_dtype(name);
+    EXPECT_EQ(format, CacheFormat::per_row(code)) << name;
+    EXPECT_NE(format, CacheFormat(code)) << name;
+    EXPECT_TRUE(format->scales_per_row());
+    EXPECT_EQ(to_string(*format), name);
+  }
+  EXPECT_EQ(to_string(CacheFormat(DType::kInt8)), "int8");
+  const auto refusal = [](const auto& change) {
+    CacheFormat format = CacheFormat::per_row(DType::kInt8);
+    change(format.k);
+    return error_text([&] { static_cast<void>(to_string(format)); }, ErrorCode::kUnsupported);
+  };
+  using Side = SideFormat;
+  EXPECT_EQ(refusal([](Side& side) { side.group = Side::Group::kDims32; }),
+            "cache format: k.group is 2, supported: kTensor, kRow (kernels know scales of tensors, "
+            "of heads, and of a token's head)");
+  EXPECT_EQ(refusal([](Side& side) { side.zero = Side::Zero::kOffset; }),
+            "cache format: k.zero is 2, supported: kNone (kernels multiply codes by scales alone)");
+  EXPECT_EQ(refusal([](Side& side) { side.scale = Side::Scale::kF16; }),
+            "cache format: k.scale is 1, supported: kF32 (kernels read f32 scales)");
+  EXPECT_EQ(refusal([](Side& side) { side.rotation = 64; }),
+            "cache format: k.rotation is 64, supported: 0 (no kernel rotates queries)");
+  EXPECT_EQ(refusal([](Side& side) { side.code = DType::kFp8E5M2; }),
+            "cache format: k.code is fp8_e5m2, supported with group kRow: int8, fp8_e4m3");
+  EXPECT_EQ(refusal([](Side& side) { side.code = DType::kFp8E4M3; }),
+            "cache format: k and v differ, supported: the same (kernels read both by one loader)");
 }
 
 // M10: in vLLM's words.
 TEST(Types, M10_UnknownFp8Types) {
   EXPECT_EQ(error_text([] { parse_kv_cache_dtype("fp8_e3m4"); }, ErrorCode::kInvalidArgument),
-            "Unrecognized FP8 dtype: fp8_e3m4, legal: fp8, fp8_e4m3, fp8_e5m2");
+            "Unrecognized FP8 dtype: fp8_e3m4, legal: fp8, fp8_e4m3, fp8_e5m2, fp8_per_token_head");
 }
 
 TEST(Types, UnknownNamesListTheLegalOnes) {

@@ -251,11 +251,17 @@ TEST(KVCacheSpec, A7_MergeOfFullLayersKeepsTheOneWindow) {
 TEST(KVCacheSpec, PagesThatKernelsCannotViewAreRefused) {
   const KVCacheSpec plain = spec(KVCacheKind::kFull);
   KVCacheSpec mla = plain, wide = plain, scaled = plain, padded = plain, same = plain;
+  KVCacheSpec latent_rows = plain, other_codes = plain;
   mla.use_mla = true;
   mla.num_kv_heads = 1;
   wide.head_size_v = wide.head_size + 8;
   scaled.dtype = clattn::DType::kInt8;
   scaled.kv_quant_mode = clattn::KVQuantMode::kPerTokenHead;
+  other_codes = scaled;
+  other_codes.dtype = clattn::DType::kFp8E5M2;
+  latent_rows = scaled;
+  latent_rows.use_mla = true;
+  latent_rows.num_kv_heads = 1;
   padded.page_size_padded = 2 * kPage;
   same.head_size_v = same.head_size;
   const auto code_of = [](const KVCacheSpec& each) {
@@ -267,11 +273,12 @@ TEST(KVCacheSpec, PagesThatKernelsCannotViewAreRefused) {
     }
     return clattn::ErrorCode::kIo;
   };
-  for (const KVCacheSpec& each : {mla, wide, scaled}) {
+  for (const KVCacheSpec& each : {mla, wide, other_codes, latent_rows}) {
     EXPECT_EQ(code_of(each), clattn::ErrorCode::kUnsupported);
   }
   // These are refused for the buffer, which is empty, alone.
   EXPECT_EQ(code_of(plain), clattn::ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of(scaled), clattn::ErrorCode::kInvalidArgument);
   EXPECT_EQ(code_of(padded), clattn::ErrorCode::kInvalidArgument);
   EXPECT_EQ(code_of(same), clattn::ErrorCode::kInvalidArgument);
   // Latent rows are for the backend that has them, which has no others.
