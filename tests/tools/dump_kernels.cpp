@@ -39,6 +39,7 @@ struct ShapeRow {
   KernelOptions options = {};
   std::int32_t rope_dim = 0;
   std::int32_t head_size_v = 0;
+  bool row_scales = false;
 };
 constexpr KernelOptions kAllOptions{
     .window = true, .soft_cap = true, .alibi = true, .sink = true, .mask = true, .out_fp8 = true};
@@ -79,6 +80,12 @@ constexpr std::array kQuantizedShapes = {
     ShapeRow{128, 16, DType::kF16, DType::kFp8E4M3},
     ShapeRow{80, 5, DType::kBF16, DType::kFp8E5M2},
     ShapeRow{16, 5, DType::kF32, DType::kInt8},
+};
+
+/// A scale for each token and head, of what takes it.
+constexpr std::array kRowScaleShapes = {
+    ShapeRow{128, 16, DType::kF16, DType::kInt8, kListOptions, 0, 0, true},
+    ShapeRow{96, 5, DType::kBF16, DType::kFp8E4M3, {}, 0, 0, true},
 };
 
 /// Values of fewer elements than keys, for prompts and the merge of their splits.
@@ -131,6 +138,7 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
   const Role role = variant.role;
   if (role == Role::kMLADecode) return {kLatentShapes.begin(), kLatentShapes.end()};
   std::vector<ShapeRow> rows(kShapes.begin(), kShapes.end());
+  rows.insert(rows.end(), kRowScaleShapes.begin(), kRowScaleShapes.end());
   if (role == Role::kPrefill || role == Role::kMerge)
     rows.insert(rows.end(), kValueShapes.begin(), kValueShapes.end());
   if (role == Role::kDecode || role == Role::kPrefill) {
@@ -181,7 +189,8 @@ KernelShape shape_for(const Variant& variant, const ShapeRow& row) {
   shape.dtype = row.dtype;
   shape.cache_dtype = row.cache_dtype;
   shape.options = row.options;
-  shape.fp8_products = variant.unit().fp8_products;
+  shape.row_scales = row.row_scales;
+  shape.fp8_products = variant.unit().fp8_products && !row.row_scales;
   if (shape.fp8_products) shape.options.alibi = shape.options.mask = false;  // never with them
   shape.options.alibi |= variant.role == Role::kPackedDecode;
   if (variant.role == Role::kMLADecode) {
@@ -219,11 +228,11 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
   for (const ShapeRow& row : rows_for(variant)) {
     if (!clattn::detail::takes_types(variant, shape_for(variant, row))) continue;
     const auto source = clattn::detail::kernel_source(variant, shape_for(variant, row), device);
-    const std::string name =
-        fmt::format("{}__d{}{}_{}_{}{}", variant.name, row.head_size,
-                    row.head_size_v != 0 ? fmt::format("v{}", row.head_size_v) : "",
-                    clattn::to_string(row.dtype), clattn::to_string(row.cache_dtype),
-                    row.options == KernelOptions{} ? "" : "_all");
+    const std::string name = fmt::format(
+        "{}__d{}{}_{}_{}{}", variant.name, row.head_size,
+        row.head_size_v != 0 ? fmt::format("v{}", row.head_size_v) : "",
+        clattn::to_string(row.dtype), clattn::to_string(shape_for(variant, row).cache_format()),
+        row.options == KernelOptions{} ? "" : "_all");
     write_kernel(directory, name, source.file,
                  source.options + clattn::detail::device_macros(device),
                  std::string(kind_of(source.unit, variant.family())), source.unit);
