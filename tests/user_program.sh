@@ -10,13 +10,15 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Werror'
 
-# NAME FIELD of every struct at the level of the namespace that derives from none.
+# NAME FIELD of every struct at the level of the namespace that derives from none and has no
+# constructors, which stand before its fields.
 # shellcheck disable=SC2016  # awk's
 find include -name '*.hpp' | sort | xargs awk '
   /^template/ { generic = FNR }
   /^struct [A-Za-z]+ \{/ { name = generic == FNR - 1 ? "" : $2; next }
   /^\}/ { name = "" }
   /operator/ { next }
+  name != "" && index($0, " " name "(") { name = "" }
   name != "" && /^  [A-Za-z]/ && !/^  (using|static|friend|struct|enum|template) / {
     line = $0
     sub(/ *(=|;|\{).*/, "", line)

@@ -60,8 +60,6 @@ struct CacheFormat {
     std::int32_t rotation = 0;     ///< dims that are turned together before; only 0 is supported
     bool operator==(const Side&) const = default;
   };
-  Side k = {};  ///< keys
-  Side v = {};  ///< values
 
   CacheFormat() = default;
   /// The format of an element type.
@@ -69,6 +67,10 @@ struct CacheFormat {
       : k{.code = dtype}, v{.code = dtype} {}
   /// One for keys and one for values.
   constexpr CacheFormat(Side keys, Side values) : k(keys), v(values) {}
+
+  Side k = {};  ///< keys
+  Side v = {};  ///< values
+
   /// That of codes of a type with a scale for each token and head.
   static constexpr CacheFormat per_row(DType code) {
     return {{.code = code, .group = Side::Group::kRow}, {.code = code, .group = Side::Group::kRow}};
