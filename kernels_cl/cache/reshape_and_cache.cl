@@ -146,7 +146,6 @@ static inline int cla_planes_aligned(const ClaPlanes* cache) {
    CPUs have reshape_and_cache_cpu.cl. */
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
 clattn_reshape_and_cache_flash(CLA_WRITE_PARAMS) {
-  const ClaOptions opt = CLA_WRITE_OPTIONS;
   const uint num_kv_heads = (uint)call.num_kv_heads;
   uint unit;
   const uint token =
@@ -161,6 +160,7 @@ clattn_reshape_and_cache_flash(CLA_WRITE_PARAMS) {
 #if CLA_ROW_SCALES
   const float2 scales = cla_store_scales(&in, token, unit, slot, &row_scales, kv_scales);
 #else
+  const ClaOptions opt = CLA_WRITE_OPTIONS;
   const float2 scales = cla_unit_scales(&opt, unit, num_kv_heads);
 #endif
   const long to = cla_cache_unit_at(&cache, slot, unit);

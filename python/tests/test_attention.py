@@ -119,6 +119,23 @@ def test_cache_holds_what_was_given(context, queue, dtype):
         assert np.all(np.abs(stored - given) <= relative * np.abs(given) + absolute)
 
 
+@pytest.mark.parametrize("name", ["int8_per_token_head", "fp8_per_token_head"])
+def test_each_row_of_a_cache_has_a_scale_of_its_own(context, queue, name):
+    outputs = []
+    for options in ({}, {"kv_cache_dtype": name}):
+        layer = checks.Layer(context, queue, checks.Case("", [(9, 9)], options))
+        metadata = layer.builder.build(queue, layer.batch.metadata())
+        key, value, query = layer.rows(9, 2, 1.0), layer.rows(9, 2, 1.0), layer.rows(9, 8, 1.0)
+        value *= np.array([1, 1e-5, 1e4, 1e-2, 1, 1e3, 1e-9, 10, 1e-3], np.float32)[:, None, None]
+        outputs.append(np.empty_like(query))
+        layer.impl.forward(queue, query, outputs[-1], layer.cache, metadata, key=key, value=value)
+    assert layer.config.kv_cache_dtype == name
+    # Values and weights by 1/28 at most, of the largest value that a row sees.
+    seen = np.maximum.accumulate(np.abs(value).max(axis=(1, 2)))[:, None, None]
+    assert np.all(np.abs(outputs[1] - outputs[0]) <= 0.1 * seen)
+    assert np.any(outputs[1] != outputs[0])
+
+
 def test_forward_stores_what_it_is_given_first(context, queue):
     outputs, pages = [], []
     for at_once in (False, True):

@@ -65,7 +65,7 @@ static inline void cla_rows_scale_tile(const ClaCpuTask* task, int at, int end, 
   float k_scales[CLA_BLOCK_KV], v_scales[CLA_BLOCK_KV];
   cla_cpu_row_scales(task, 0, at, end, k_scales, v_scales);
   for (int kv = 0; kv < CLA_TILE_VECS; ++kv) {
-    const cla_vf scales = CLA_CAT(vload, CLA_VEC)(kv, k_scales);
+    const cla_vf scales = CLA_CAT(vload, CLA_VEC)((uint)kv, k_scales);
     cla_vf* columns = k_t + kv / 2 * CLA_KEY_DIM * 2 + kv % 2;
     for (int d = 0; d < CLA_KEY_DIM; ++d) columns[d * 2] *= scales;
   }

@@ -131,17 +131,14 @@ static inline void cla_decode_keys(const ClaCpuTask* task, const cla_vu* codes, 
   for (int at = begin; at < end; at += CLA_BLOCK_KV) {
     cla_decode_fill_stage(task, at + (CLA_STAGES - 1) * CLA_BLOCK_KV, end, &stages);
     for (int h = 0; h < task->kv_heads; ++h) {
-      ClaDecodeTile tile = {bundles[h * num].score_unit,
-                            codes,
-                            at,
-                            end,
-                            h * task->call->head_stride,
-                            stages.first[at / CLA_BLOCK_KV % CLA_STAGES],
-                            cla_decode_rows_ahead(task, &stages, at, h),
-                            0,
-                            0,
-                            chunks,
-                            0};
+      ClaDecodeTile tile = {.score_unit = bundles[h * num].score_unit,
+                            .codes = codes,
+                            .at = at,
+                            .end = end,
+                            .head = h * task->call->head_stride,
+                            .now = stages.first[at / CLA_BLOCK_KV % CLA_STAGES],
+                            .next = cla_decode_rows_ahead(task, &stages, at, h),
+                            .chunks = chunks};
 #if CLA_ROW_SCALES
       cla_cpu_row_scales(task, h, at, end, tile.k_scales, tile.v_scales);
 #endif
