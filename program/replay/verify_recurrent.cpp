@@ -123,9 +123,11 @@ void Verifier::check_recurrent_row(std::int64_t step, std::int32_t layer_index,
       where + ", convolution",
       row_of(of_conv, static_cast<std::int64_t>(window) - 1, net.channels()), mixed, 1);
   passed &= check_rule(where, rows, out, random(step, 60) + static_cast<std::uint64_t>(token));
-  std::vector<double> z;
-  for (std::int64_t i = 0; i < net.values(); ++i)
-    z.push_back(engine_.pool().stored(PoolTensor::kOutputGate, rows.back(), i));
+  std::vector<double> z(to_size(net.values()));
+  for (std::size_t i = 0; i < z.size(); ++i) {
+    z[i] =
+        engine_.pool().stored(PoolTensor::kOutputGate, rows.back(), static_cast<std::int64_t>(i));
+  }
   passed &= judge_recurrent(
       where + ", norm",
       oracle::gated_norm(layer.norm_case(out, std::move(z)), element_of(layer.dtype())), normed, 1);
