@@ -182,7 +182,7 @@ class PagedAttentionImpl final : public AttentionImpl {
     cache.token_stride = shape.kv_row();
     cache.block_stride = shape.block_size * cache.token_stride;
     if (is_quantized(shape.cache_dtype)) cache.scales = memory.zeros;
-    if (shape.row_scales) cache.row_scales.emplace();
+    if (shape.row_scales) cache.row_scales = KVCache::RowScales{};
     LayerCall layer = config_.contiguous_kv() ? call_over(rows, rows, shape) : call_over(cache);
     const ForwardOptions extra{.custom_mask = memory.zeros.handle(),
                                .output_fp8 = memory.zeros.handle(),
