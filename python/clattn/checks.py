@@ -177,7 +177,7 @@ class Layer:
             context, queue, self.backend, self.config, self.batch.num_blocks, case.layout
         )
         self.scales = np.ones(2, np.float32)
-        if self.cache.dtype in ("fp8_e4m3", "fp8_e5m2", "int8"):
+        if self.cache.format in ("fp8_e4m3", "fp8_e5m2", "int8"):
             self.scales = np.array([0.03, 0.02], np.float32)
             self.cache.set_scales(context, self.scales)
         if self.cache.dtype != "int8":  # the bits of a NaN in every other type
