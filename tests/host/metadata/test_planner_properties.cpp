@@ -211,9 +211,9 @@ TEST(PlannerProperties, PlansWithListsAreCorrectAndWithinBounds) {
         for (std::int32_t r = 0; r < batch.num_reqs; ++r) assert_unseen_pages(config, batch, r);
       },
       10000);
-  EXPECT_GT(num_listed, 2000);
-  EXPECT_GT(num_plain, 1000);
-  EXPECT_GT(num_around_gaps, 50);
+  EXPECT_GT(num_listed, 2000 / test::kRunsDivisor);
+  EXPECT_GT(num_plain, 1000 / test::kRunsDivisor);
+  EXPECT_GT(num_around_gaps, 50 / test::kRunsDivisor);
 }
 
 /// What a request's own part of a plan looks like, free of its place in the batch.
@@ -409,7 +409,7 @@ TEST(PlannerProperties, TilesHoldWhateverRowsSeeByListsOfTheDevice) {
         }
       },
       3000);
-  EXPECT_GT(num_listed, 1000);
+  EXPECT_GT(num_listed, 1000 / test::kRunsDivisor);
 }
 
 TEST(PlannerProperties, FittedDeterministicPlansAreNeverRefused) {
@@ -471,7 +471,7 @@ TEST(PlannerProperties, NoBetterCutIsPassedOver) {
         }
       },
       kPlans);
-  EXPECT_GT(num_cut, kPlans / 20);
+  EXPECT_GT(num_cut, kPlans / 20 / test::kRunsDivisor);
 }
 
 }  // namespace

@@ -214,7 +214,7 @@ TEST(RebalancedCuts, AreChosenWhereTheyEndEarlier) {
         ++chosen;
       },
       2000);
-  EXPECT_GT(chosen, 200);
+  EXPECT_GT(chosen, 200 / test::kRunsDivisor);
   EXPECT_LT(of_all / chosen, 0.96);
 }
 
