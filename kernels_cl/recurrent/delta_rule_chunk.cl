@@ -123,8 +123,8 @@ static inline void cla_normalise(const ClaChunk* chunk, float scale) {
   const uint item = (uint)get_local_id(0);
 #if CLA_L2_NORM
   for (uint t = item; t < CLA_CHUNK; t += CLA_WG_SIZE) { /* their places are free until later */
-    chunk->start[t] = rsqrt(cla_square_sum(chunk->k + t * CLA_K_DIM, t) + CLA_NORM_EPS);
-    chunk->end[t] = rsqrt(cla_square_sum(chunk->q + t * CLA_K_DIM, t) + CLA_NORM_EPS);
+    chunk->start[t] = cla_norm_factor(cla_square_sum(chunk->k + t * CLA_K_DIM, t));
+    chunk->end[t] = cla_norm_factor(cla_square_sum(chunk->q + t * CLA_K_DIM, t));
   }
   CLA_SYNC();
 #endif

@@ -141,8 +141,8 @@ static inline void cla_step(cla_vf (*s)[CLA_VECS], const ClaToken* token, const 
   cla_sum_lanes(sums, CLA_L2_NORM ? CLA_SUMS : CLA_LANE_ROWS, predicted);
 #endif
 #if CLA_L2_NORM
-  k_factor = rsqrt(sums[CLA_LANE_ROWS] + CLA_NORM_EPS);
-  scale *= rsqrt(sums[CLA_LANE_ROWS + 1] + CLA_NORM_EPS);
+  k_factor = cla_norm_factor(sums[CLA_LANE_ROWS]);
+  scale *= cla_norm_factor(sums[CLA_LANE_ROWS + 1]);
 #endif
 #pragma unroll
   for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
