@@ -30,6 +30,7 @@
 #include "recurrent/vectors.clh"
 
 #define CLA_BEFORE (CLA_WIDTH - 1)
+#define CLA_AHEAD 4 /* tokens that a work-item loads at once */
 
 /* The request whose pieces piece is one of. */
 static inline uint cla_conv_request_of(const ClaRecurrentLists* lists, __global const int* starts,
@@ -56,10 +57,16 @@ typedef struct ClaFilter {
 static inline ClaFilter cla_filter(__global const CLA_KV_T* weight, __global const CLA_KV_T* bias,
                                    int channel) {
   ClaFilter filter;
-  float columns[CLA_WIDTH][CLA_VEC];
+  float rows[CLA_VEC * CLA_WIDTH], columns[CLA_WIDTH][CLA_VEC];
+#pragma unroll
+  for (uint i = 0; i < CLA_WIDTH; ++i) {
+    const cla_vf some = CLA_STATE_LOADV(weight + (long)channel * CLA_WIDTH + i * CLA_VEC);
+    CLA_CAT(vstore, CLA_VEC)(some, i, rows);
+  }
+#pragma unroll
   for (uint c = 0; c < CLA_VEC; ++c) {
-    for (uint j = 0; j < CLA_WIDTH; ++j)
-      columns[j][c] = CLA_STATE_LOAD1(weight + ((long)channel + c) * CLA_WIDTH + j);
+#pragma unroll
+    for (uint j = 0; j < CLA_WIDTH; ++j) columns[j][c] = rows[c * CLA_WIDTH + j];
   }
   for (uint j = 0; j < CLA_WIDTH; ++j) filter.weight[j] = CLA_CAT(vload, CLA_VEC)(0, columns[j]);
   filter.bias = (cla_vf)(0.0f);
@@ -154,21 +161,30 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ca
     }
     cla_vf before[CLA_BEFORE];
     for (int j = 0; j < CLA_BEFORE; ++j) before[j] = seen[j];
-    for (int t = begin; t < end; ++t) {
-      const long token = request.first + t;
-      seen[CLA_BEFORE] = cla_input(&from, token);
-      cla_vf sum = filter.bias;
+    for (int t = begin; t < end; t += CLA_AHEAD) {
+      cla_vf inputs[CLA_AHEAD]; /* on their way together */
 #pragma unroll
-      for (int j = 0; j < CLA_WIDTH; ++j) sum = mad(filter.weight[j], seen[j], sum);
+      for (int a = 0; a < CLA_AHEAD; ++a)
+        inputs[a] = cla_input(&from, request.first + min(t + a, end - 1));
+#pragma unroll
+      for (int a = 0; a < CLA_AHEAD; ++a) {
+        if (t + a >= end) continue;
+        const long token = request.first + t + a;
+        seen[CLA_BEFORE] = inputs[a];
+        cla_vf sum = filter.bias;
+#pragma unroll
+        for (int j = 0; j < CLA_WIDTH; ++j) sum = mad(filter.weight[j], seen[j], sum);
 #if CLA_SILU
-      sum = sum / (1.0f + exp(-sum));
+        sum = sum / (1.0f + exp(-sum));
 #endif
 #if CLA_CONV_GATES
-      sum *= CLA_Q_LOADV(out_gate + call.out_gate.offset + token * call.out_gate.stride + channel);
+        sum *=
+            CLA_Q_LOADV(out_gate + call.out_gate.offset + token * call.out_gate.stride + channel);
 #endif
-      CLA_Q_STOREV(sum, to + token * call.out.stride);
+        CLA_Q_STOREV(sum, to + token * call.out.stride);
 #pragma unroll
-      for (int j = 0; j < CLA_BEFORE; ++j) seen[j] = seen[j + 1];
+        for (int j = 0; j < CLA_BEFORE; ++j) seen[j] = seen[j + 1];
+      }
     }
     if (begin == 0) cla_keep(&request, &from, before, page, call.channels);
   }

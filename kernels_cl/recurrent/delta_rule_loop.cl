@@ -34,18 +34,33 @@
 #define CLA_PARTS 1 /* not used */
 #endif
 
+#if CLA_LANES % 4 == 0
+/* Of the lanes' numbers side by side. */
+static inline float cla_sum_parts(__local const float* parts) {
+  __local const float4* const fours = (__local const float4*)parts;
+  float4 sum = fours[0];
+#pragma unroll
+  for (uint i = 1; i < CLA_LANES / 4; ++i) sum += fours[i];
+  return (sum.x + sum.y) + (sum.z + sum.w);
+}
+#else
+static inline float cla_sum_parts(__local const float* parts) {
+  float sum = parts[0];
+#pragma unroll
+  for (uint lane = 1; lane < CLA_LANES; ++lane) sum += parts[lane];
+  return sum;
+}
+#endif
+
 /* Makes of each number its sum over the lanes of a row. */
 static inline void cla_sum_lanes(float* sums, uint count, __local float* parts) {
 #if CLA_LANES > 1
   const uint item = (uint)get_local_id(0), first = item / CLA_LANES * CLA_LANES;
+#pragma unroll
   for (uint i = 0; i < count; ++i) parts[i * CLA_WG_SIZE + item] = sums[i];
   barrier(CLK_LOCAL_MEM_FENCE);
-  for (uint i = 0; i < count; ++i) {
-    float sum = 0.0f;
 #pragma unroll
-    for (uint lane = 0; lane < CLA_LANES; ++lane) sum += parts[i * CLA_WG_SIZE + first + lane];
-    sums[i] = sum;
-  }
+  for (uint i = 0; i < count; ++i) sums[i] = cla_sum_parts(parts + i * CLA_WG_SIZE + first);
 #endif
 }
 
@@ -161,7 +176,9 @@ static inline void cla_step(cla_vf (*s)[CLA_VECS], const ClaToken* token, const 
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_delta_rule_loop(
     CLA_RULE_PARAMS) {
-  __local float predicted[CLA_PARTS], results[CLA_PARTS]; /* in turns: one barrier for each */
+  /* In turns: one barrier for each. */
+  __local float predicted[CLA_PARTS] __attribute__((aligned(16)));
+  __local float results[CLA_PARTS] __attribute__((aligned(16)));
   const uint splits = (CLA_V_DIM + CLA_ROWS - 1) / CLA_ROWS, group = (uint)get_group_id(0);
   const int head = (int)(group / splits % (uint)call.num_v_heads);
   const ClaRecurrentRequest request = cla_request(

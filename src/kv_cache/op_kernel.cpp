@@ -8,8 +8,9 @@
 namespace clattn::detail {
 
 OpKernel op_kernel(const Context& context, std::string_view entry, std::string_view file,
-                   std::string_view options) {
-  const auto size = static_cast<std::size_t>(cache_op_work_group_size(context.capabilities()));
+                   std::string_view options, std::int32_t most_items) {
+  const auto size = static_cast<std::size_t>(
+      std::min(cache_op_work_group_size(context.capabilities()), most_items));
   return {
       context.runtime().kernel({std::string(file), std::string(entry),
                                 fmt::format("-DCLA_WG_SIZE={} -DCLA_PTX={} {}", size,

@@ -17,9 +17,10 @@ struct OpKernel {
   std::size_t group_size = 1;
 };
 
-/// `options`: the -D options besides CLA_WG_SIZE and CLA_PTX.
+/// `options`: the -D options besides CLA_WG_SIZE and CLA_PTX. Groups have at most `most_items`
+/// work-items, as many as cache_op_work_group_size() says if that is less.
 OpKernel op_kernel(const Context& context, std::string_view entry, std::string_view file,
-                   std::string_view options = {});
+                   std::string_view options = {}, std::int32_t most_items = INT32_MAX);
 
 /// "-DCLA_Q_DTYPE=… -DCLA_KV_DTYPE=…": a tensor's type, which must not be quantized, and a cache's.
 std::string dtype_options(DType dtype, DType cache_dtype);

@@ -67,10 +67,15 @@ void run_conv(const RecurrentCall& call, const CausalConv1d& conv, const ConvGat
   const detail::OpKernel kernel = detail::op_kernel(
       call.context, "clattn_causal_conv1d", "recurrent/causal_conv1d.cl",
       fmt::format("{} -DCLA_WIDTH={} -DCLA_TOKENS={} -DCLA_SILU={} -DCLA_HAS_BIAS={} "
-                  "-DCLA_CONV_GATES={} -DCLA_VEC={}",
+                  "-DCLA_CONV_GATES={} {}",
                   detail::dtype_options(conv.dtype, conv.weight_dtype), conv.width, kConvTokens,
                   conv.activation == RecurrentActivation::kSilu ? 1 : 0, conv.bias ? 1 : 0,
-                  gates != nullptr ? 1 : 0, vector));
+                  gates != nullptr ? 1 : 0,
+                  detail::vector_options(
+                      call.context.capabilities(),
+                      std::array{terms.x.offset, terms.x.stride, terms.out.offset, terms.out.stride,
+                                 terms.in_gate.offset, terms.in_gate.stride, terms.out_gate.offset,
+                                 terms.out_gate.stride, states.offset, states.block_stride})));
   terms.lists = detail::bound_lists(call.metadata, states.num_blocks);
   terms.state_offset = states.offset;
   terms.state_stride = states.block_stride;

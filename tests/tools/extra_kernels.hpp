@@ -34,7 +34,7 @@ struct Extra {
   "-DCLA_BY_CHANNEL=1 -DCLA_LOWER_BOUND=0 -DCLA_HAS_BIAS=0 -DCLA_SOFTPLUS=0 "       \
   "-DCLA_L2_NORM=0 -DCLA_SKIP=0 -DCLA_HAS_Z=0 -DCLA_K_DIM=256 -DCLA_V_DIM=64 "
 #define CLA_LOOP_VEC "-DCLA_WG_SIZE=1 -DCLA_VEC=16 -DCLA_LANES=1 -DCLA_LANE_ROWS=16"
-#define CLA_LOOP_WG "-DCLA_WG_SIZE=128 -DCLA_VEC=4 -DCLA_LANES=8 -DCLA_LANE_ROWS=1"
+#define CLA_LOOP_WG "-DCLA_WG_SIZE=64 -DCLA_VEC=4 -DCLA_ALIGNED=1 -DCLA_LANES=8 -DCLA_LANE_ROWS=4"
 #define CLA_CHUNK_VEC \
   "-DCLA_WG_SIZE=1 -DCLA_VEC=16 -DCLA_CHUNK=16 -DCLA_ROWS=32 -DCLA_ROW_VEC=16 -DCLA_TOKEN_BLOCK=8"
 #define CLA_CHUNK_WG \
@@ -44,12 +44,11 @@ struct Extra {
 
 inline constexpr std::array kRecurrentKernels = {
     Extra{"delta_rule_loop__vec", "recurrent/delta_rule_loop.cl", CLA_QWEN CLA_LOOP_VEC, "cpu"},
-    Extra{"delta_rule_loop__wg128", "recurrent/delta_rule_loop.cl",
-          CLA_QWEN "-DCLA_WG_SIZE=128 -DCLA_VEC=4 -DCLA_LANES=16 -DCLA_LANE_ROWS=2", "gpu"},
-    Extra{"delta_rule_loop__wg128_kda", "recurrent/delta_rule_loop.cl", CLA_KDA CLA_LOOP_WG, "gpu"},
-    Extra{"delta_rule_loop__wg128_mamba", "recurrent/delta_rule_loop.cl", CLA_MAMBA CLA_LOOP_WG,
+    Extra{"delta_rule_loop__wg64", "recurrent/delta_rule_loop.cl", CLA_QWEN CLA_LOOP_WG, "gpu"},
+    Extra{"delta_rule_loop__wg64_kda", "recurrent/delta_rule_loop.cl", CLA_KDA CLA_LOOP_WG, "gpu"},
+    Extra{"delta_rule_loop__wg64_mamba", "recurrent/delta_rule_loop.cl", CLA_MAMBA CLA_LOOP_WG,
           "gpu"},
-    Extra{"delta_rule_loop__wg128_lightning", "recurrent/delta_rule_loop.cl",
+    Extra{"delta_rule_loop__wg64_lightning", "recurrent/delta_rule_loop.cl",
           CLA_LIGHTNING CLA_LOOP_WG, "gpu"},
     Extra{"delta_rule_loop__vec_given", "recurrent/delta_rule_loop.cl", CLA_GIVEN CLA_LOOP_VEC,
           "cpu"},
@@ -68,8 +67,8 @@ inline constexpr std::array kRecurrentKernels = {
           "-DCLA_TOKENS=32 -DCLA_SILU=1 -DCLA_HAS_BIAS=1 -DCLA_CONV_GATES=0",
           "cpu"},
     Extra{"causal_conv1d__wg128", "recurrent/causal_conv1d.cl",
-          "-DCLA_WG_SIZE=128 -DCLA_VEC=4 -DCLA_Q_DTYPE=2 -DCLA_KV_DTYPE=2 -DCLA_WIDTH=4 "
-          "-DCLA_TOKENS=32 -DCLA_SILU=1 -DCLA_HAS_BIAS=0 -DCLA_CONV_GATES=0",
+          "-DCLA_WG_SIZE=128 -DCLA_VEC=4 -DCLA_ALIGNED=1 -DCLA_Q_DTYPE=2 -DCLA_KV_DTYPE=2 "
+          "-DCLA_WIDTH=4 -DCLA_TOKENS=32 -DCLA_SILU=1 -DCLA_HAS_BIAS=0 -DCLA_CONV_GATES=0",
           "gpu"},
     Extra{"causal_conv1d__wg128_gates", "recurrent/causal_conv1d.cl",
           "-DCLA_WG_SIZE=128 -DCLA_VEC=4 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_WIDTH=3 "
