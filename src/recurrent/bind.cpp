@@ -119,9 +119,8 @@ int recurrent_vector(const DeviceCapabilities& device) {
   return std::clamp(device.float_vector_width / 8 * 8, 4, 16);
 }
 
-std::string vector_options(const DeviceCapabilities& device,
+std::string vector_options(const DeviceCapabilities& device, int vector,
                            std::span<const std::int64_t> elements) {
-  const int vector = recurrent_vector(device);
   const bool aligned =
       !takes_single_items(device) &&
       std::ranges::all_of(elements, [&](std::int64_t n) { return n % vector == 0; });

@@ -47,7 +47,7 @@ void bind_lists(KernelLease& lease, const RecurrentMetadata& metadata);
 int recurrent_vector(const DeviceCapabilities& device);
 /// CLA_VEC, and CLA_ALIGNED where these offsets and strides, in elements, allow it: buffers
 /// themselves begin at multiples of any vector on GPUs.
-std::string vector_options(const DeviceCapabilities& device,
+std::string vector_options(const DeviceCapabilities& device, int vector,
                            std::span<const std::int64_t> elements);
 
 }  // namespace clattn::detail

@@ -72,7 +72,7 @@ void run_conv(const RecurrentCall& call, const CausalConv1d& conv, const ConvGat
                   conv.activation == RecurrentActivation::kSilu ? 1 : 0, conv.bias ? 1 : 0,
                   gates != nullptr ? 1 : 0,
                   detail::vector_options(
-                      call.context.capabilities(),
+                      call.context.capabilities(), vector,
                       std::array{terms.x.offset, terms.x.stride, terms.out.offset, terms.out.stride,
                                  terms.in_gate.offset, terms.in_gate.stride, terms.out_gate.offset,
                                  terms.out_gate.stride, states.offset, states.block_stride})));

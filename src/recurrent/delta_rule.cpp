@@ -20,7 +20,7 @@ namespace {
 /// Requests without drafts of so many tokens are worth a chunk.
 constexpr std::int32_t kChunkTokens = 16;
 
-std::string vectors_of(const DeviceCapabilities& device, const ClaDeltaRule& terms,
+std::string vectors_of(const DeviceCapabilities& device, int vector, const ClaDeltaRule& terms,
                        bool by_channel) {
   std::vector<std::int64_t> elements = {terms.state_offset, terms.state_stride};
   for (const ClaRows& rows : {terms.query, terms.key, terms.value, terms.out, terms.z,
@@ -28,7 +28,7 @@ std::string vectors_of(const DeviceCapabilities& device, const ClaDeltaRule& ter
     elements.push_back(rows.offset);
     elements.push_back(rows.stride);
   }
-  return vector_options(device, elements);
+  return vector_options(device, vector, elements);
 }
 
 std::string shared_options(const DeltaRuleCall& rule, DType states, std::string_view vectors) {
@@ -137,8 +137,9 @@ void run_delta_rule(const RecurrentCall& call, DeltaRuleCall& rule, const StateV
   terms.num_v_heads = rule.num_v_heads;
   terms.heads_per_key = rule.num_v_heads / rule.num_k_heads;
   const int vector = recurrent_vector(call.context.capabilities());
-  const std::string options = shared_options(
-      rule, states.tensor.dtype, vectors_of(call.context.capabilities(), terms, rule.by_channel));
+  const std::string options =
+      shared_options(rule, states.tensor.dtype,
+                     vectors_of(call.context.capabilities(), vector, terms, rule.by_channel));
   std::optional<HeadKernel> chunks;
   if (rule.in_chunks && call.metadata.max_query_len >= kChunkTokens)
     chunks = chunk_kernel(call.context, rule, options, vector);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "base/checked.hpp"
@@ -54,9 +55,13 @@ void rms_norm_gated(const Context& context, cl_command_queue queue, const RmsNor
   const int activation = norm.activation == RecurrentActivation::kSilu ? 1 : 2;
   const detail::OpKernel kernel = detail::op_kernel(
       context, "clattn_rms_norm_gated", "recurrent/rms_norm_gated.cl",
-      fmt::format("{} -DCLA_GATE={} -DCLA_GATE_FIRST={} -DCLA_LANES={} -DCLA_VEC={}",
-                  detail::dtype_options(norm.dtype, norm.weight_dtype), gate ? activation : 0,
-                  gate && !norm.norm_before_gate ? 1 : 0, lanes, vector));
+      fmt::format(
+          "{} -DCLA_GATE={} -DCLA_GATE_FIRST={} -DCLA_LANES={} {}",
+          detail::dtype_options(norm.dtype, norm.weight_dtype), gate ? activation : 0,
+          gate && !norm.norm_before_gate ? 1 : 0, lanes,
+          detail::vector_options(context.capabilities(), vector,
+                                 std::array{terms.x.offset, terms.x.stride, terms.out.offset,
+                                            terms.out.stride, terms.z.offset, terms.z.stride})));
   const std::int64_t groups = detail::ceil_div(terms.num_rows, std::int64_t{group / lanes});
   kernel.pool->acquire()
       .args(terms, norm.x.buffer, norm.z.buffer, norm.weight, norm.out.buffer)
