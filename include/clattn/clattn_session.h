@@ -172,6 +172,13 @@ typedef struct ClattnStepRows {
 CLATTN_C_API ClattnResult clattn_session_step(ClattnSession* session,
                                               const ClattnStepRequest* requests,
                                               size_t num_requests, ClattnStepRows* rows);
+/** How many free blocks clattn_session_step() with the same requests would take: needed[0] of
+   layers that keep all tokens, then [1 + i] of window i. `num_pools` is 1 + num_windows. Changes
+   nothing; refused in a step that does not count yet. */
+CLATTN_C_API ClattnResult clattn_session_blocks_needed(ClattnSession* session,
+                                                       const ClattnStepRequest* requests,
+                                                       size_t num_requests, int64_t* needed,
+                                                       size_t num_pools);
 /** clattn_prepare_qkv() of a layer over the current step, before its clattn_session_attend(), which
    then takes no key and value. The session sets num_tokens, num_heads, num_kv_heads, head_size,
    dtype, cache and slots, and positions where there are none; slot_mapping, num_padding_tokens and

@@ -230,6 +230,18 @@ class Session {
     return step(std::span(requests.begin(), requests.size()));
   }
 
+  /// How many free blocks step() with the same requests would take: of blocks(), then of each of
+  /// window_blocks(); for schedulers that rather leave a request out than evict one. States of
+  /// recurrent layers are not counted. Changes nothing but the order in which blocks that it finds
+  /// are reused. Throws what step() throws
+  /// for the requests, but kOutOfBlocks and what concerns the whole step, and kInvalidArgument in a
+  /// step that does not count yet.
+  std::vector<std::int64_t> blocks_needed(std::span<const StepRequest> requests);
+  /// The same.
+  std::vector<std::int64_t> blocks_needed(std::initializer_list<StepRequest> requests) {
+    return blocks_needed(std::span(requests.begin(), requests.size()));
+  }
+
   /// prepare_qkv() of a layer's rows in the current step: norm, rotation by the step's positions
   /// and the write into the layer's cache; its attend() then takes query_out, and no key and value.
   /// The session sets num_tokens, num_heads, num_kv_heads, head_size, dtype, cache and slots.
@@ -361,6 +373,7 @@ class Session {
   void list_rows(std::span<const Scheduled> scheduled);
   void check_spans(const StepRequest& wanted) const;
   Lack count_lack(std::span<Scheduled> scheduled, std::size_t group) const;
+  void check_lack(const Lack& lack, std::size_t group) const;
   std::vector<BlockPair> take_blocks(std::span<Scheduled> scheduled, std::size_t group,
                                      const Lack& lack, Attempt& attempt) const;
   BlockTables block_tables(std::span<const Scheduled> scheduled) const;

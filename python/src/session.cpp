@@ -143,6 +143,14 @@ void bind_steps_of(nb::class_<Session>& session) {
           "Begins a step: adds the new tokens, finds blocks, uploads the metadata. Raises\n"
           "OutOfBlocks if too few blocks are free.")
       .def(
+          "blocks_needed",
+          [](Session& self, const std::vector<StepRequest>& requests) {
+            return without_gil([&] { return self.blocks_needed(requests); });
+          },
+          "requests"_a,
+          "How many free blocks step(requests) would take: of `blocks`, then of each of\n"
+          "window_blocks(). Changes nothing.")
+      .def(
           "attend",
           [](Session& self, std::int32_t layer, nb::handle query, nb::handle key, nb::handle value,
              nb::handle output, nb::handle lse, nb::handle custom_mask, nb::handle output_fp8,

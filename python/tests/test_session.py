@@ -216,7 +216,11 @@ def test_drafts_and_what_is_rolled_back(context):
     with pytest.raises(clattn.InvalidArgument, match="length is 19, legal: 1 … 18"):
         session.truncate(request, 19)
     run(session, {"id": request, "new_tokens": [3, 1]})
-    step = session.step([clattn.StepRequest(id=request, new_tokens=[4], drafts=[5, 6])])
+    next_step = [clattn.StepRequest(id=request, new_tokens=[4], drafts=[5, 6])]
+    free = session.num_free_blocks
+    needed = session.blocks_needed(next_step)
+    step = session.step(next_step)
+    assert needed == [free - session.num_free_blocks]
     assert list(step.positions) == [20, 21, 22]
     attend(session, step)
     with pytest.raises(clattn.InvalidArgument, match="request 9 does not exist"):

@@ -195,50 +195,6 @@ void Session::list_rows(std::span<const Scheduled> scheduled) {
                           config_.builder.limits);
 }
 
-/// What the parts lack in the group: blocks for tokens that have none yet, and a block of its own
-/// for each part that would write into one which others hold or may find. Throws if that is more
-/// than is free.
-Session::Lack Session::count_lack(std::span<Scheduled> scheduled, std::size_t group) const {
-  const BlockPool& pool = pools_->pool(group);
-  std::unordered_map<std::int32_t, std::int32_t> leaving;  // holders that get a copy, by block
-  Lack lack;
-  for (Scheduled& part : scheduled) {
-    lack.num_blocks += pools_->num_blocks_of(part.seq_len) - part.blocks[group].size();
-    if (part.num_computed % pool.block_size() == 0) continue;
-    std::int32_t& block = part.blocks[group][to_size(part.num_computed / pool.block_size())];
-    if (pool.reference_count(block) - leaving[block] == 1 && !pool.is_published(block)) continue;
-    ++leaving[block];
-    lack.replaced.push_back(&block);
-  }
-  lack.num_blocks += lack.replaced.size();
-  if (lack.num_blocks > to_size(pool.num_free()))
-    throw Error(ErrorCode::kOutOfBlocks,
-                fmt::format("Session: the step needs {} more blocks{}, {} of {} are free; evict() "
-                            "or finish() a request",
-                            lack.num_blocks, group == 0 ? "" : " of layers with a window",
-                            pool.num_free(), pool.num_blocks()));
-  return lack;
-}
-
-/// Gives the parts what they lack in the group. The pairs are to be copied before anything is
-/// stored.
-std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled, std::size_t group,
-                                            const Lack& lack, Attempt& attempt) const {
-  const std::vector<std::int32_t> fresh = attempt.allocate(group, lack.num_blocks);
-  auto next = fresh.begin();
-  std::vector<BlockPair> copies;
-  for (std::int32_t* block : lack.replaced) {
-    attempt.replace(group, *block);
-    copies.push_back({*block, *next});
-    *block = *next++;
-  }
-  for (Scheduled& part : scheduled) {
-    auto& blocks = part.blocks[group];
-    while (blocks.size() < pools_->num_blocks_of(part.seq_len)) blocks.push_back(*next++);
-  }
-  return copies;
-}
-
 const Step& Session::step(std::span<const StepRequest> requests) {
   give_up_step();
   Attempt attempt(*this);
@@ -246,8 +202,10 @@ const Step& Session::step(std::span<const StepRequest> requests) {
   list_rows(scheduled);
   std::vector<Lack> lacks;  // of all groups before any block that can still be found is taken
   lacks.reserve(pools_->num_groups());
-  for (std::size_t group = 0; group < pools_->num_groups(); ++group)
+  for (std::size_t group = 0; group < pools_->num_groups(); ++group) {
     lacks.push_back(count_lack(scheduled, group));
+    check_lack(lacks.back(), group);
+  }
   take_states(scheduled, attempt);
   std::vector<std::vector<BlockPair>> copies;
   copies.reserve(lacks.size());

@@ -211,6 +211,19 @@ ClattnResult clattn_session_step(ClattnSession* session, const ClattnStepRequest
   });
 }
 
+ClattnResult clattn_session_blocks_needed(ClattnSession* session, const ClattnStepRequest* requests,
+                                          size_t num_requests, int64_t* needed, size_t num_pools) {
+  return guarded([&] {
+    Session& of = held(session);
+    const std::size_t pools = 1 + of.window_blocks().size();
+    detail::throw_invalid_if(needed == nullptr, "needed is null, legal: [num_pools]");
+    detail::throw_invalid_if(num_pools != pools, "num_pools is {}, legal: {} (1 + num_windows)",
+                             num_pools, pools);
+    std::ranges::copy(of.blocks_needed(each_of(requests, num_requests, "requests", request_of)),
+                      needed);
+  });
+}
+
 ClattnResult clattn_session_prepare_qkv(ClattnSession* session, int32_t layer,
                                         const ClattnPrepareQKV* call) {
   return guarded([&] {

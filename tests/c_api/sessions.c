@@ -123,6 +123,13 @@ static void test_requests(Client* client) {
   const int32_t token = 100, other = 200;
   int64_t copy = -1;
   ClattnStepRequest first = {.id = add(client, 1, 20, 0), .max_tokens = 15}, both[2];
+  int64_t needed = -1;
+  EXPECT_OK(clattn_session_blocks_needed(client->session, &first, 1, &needed, 1));
+  EXPECT(needed == 1);
+  EXPECT_INVALID(clattn_session_blocks_needed(client->session, &first, 1, &needed, 2),
+                 "num_pools is 2, legal: 1 (1 + num_windows)");
+  EXPECT_INVALID(clattn_session_blocks_needed(client->session, &first, 1, NULL, 1),
+                 "needed is null");
   run(client, &first, 1, 15);
   first.max_tokens = 0;
   run(client, &first, 1, 5);

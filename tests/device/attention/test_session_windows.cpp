@@ -1,4 +1,5 @@
 // Layers of unlike shapes in one session, and blocks that windows leave.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,6 +22,7 @@ using clattn::SessionConfig;
 using session_test::Client;
 using session_test::counting;
 using session_test::Tokens;
+using test::error_text;
 
 constexpr std::int32_t kBlock = layer_test::kShape.block_size, kWindow = 20;
 
@@ -89,6 +91,62 @@ void serve(Client& client) {
   client.run({{.id = id, .new_tokens = {5}, .drafts = {6, 7}}});
   client.session.accept(id, {0});
   client.run({{id, {8}}, {fork, {9}}});
+}
+
+std::vector<std::int64_t> free_blocks(const Session& session) {
+  return {session.blocks().num_free(), window_pool(session).num_free()};
+}
+
+TEST_P(SessionWindows, BlocksNeededAreThoseThatAStepTakes) {
+  Client client = this->client();
+  Session& session = client.session;
+  const auto expect_taken = [&](const std::vector<clattn::StepRequest>& requests,
+                                const std::vector<std::int64_t>& want) {
+    const std::vector<std::int64_t> before = free_blocks(session);
+    EXPECT_EQ(session.blocks_needed(requests), want);
+    EXPECT_EQ(free_blocks(session), before);
+    session.step(requests);
+    const std::vector<std::int64_t> after = free_blocks(session);
+    EXPECT_EQ(before[0] - after[0], want[0]);
+    EXPECT_EQ(before[1] - after[1], want[1]);
+    EXPECT_EQ(
+        error_text([&] { (void)session.blocks_needed(requests); }),
+        fmt::format("blocks_needed: called in a step of {} requests, legal: before step(), or "
+                    "once the last step counts",
+                    requests.size()));
+    client.run(requests);  // gives that step up
+  };
+  const RequestId id = session.add(counting(0, 40)), other = session.add(counting(500, 10));
+  expect_taken({{.id = id, .max_tokens = 30}, {.id = other}}, {3, 3});
+  expect_taken({{.id = id}}, {1, 1});
+  const RequestId fork = session.fork(id);
+  expect_taken({{id, {7}}, {fork, {8}}}, {1, 1});  // a block of its own for one of them
+  expect_taken({{.id = other, .new_tokens = {1}, .drafts = counting(2, 8)}}, {1, 1});
+  session.finish(id);  // its first blocks can be found, and are free
+  session.finish(fork);
+  const RequestId again = session.add(counting(0, 16));
+  expect_taken({{.id = again, .new_tokens = counting(16, 30)}}, {2, 2});
+  EXPECT_EQ(error_text([&] { (void)session.blocks_needed({{99}}); }),
+            "Session: request 99 does not exist, legal: one of add() or fork() that has not "
+            "finished");
+}
+
+TEST_P(SessionWindows, BlocksNeededSayWhetherAStepFits) {
+  SessionConfig config = mixed_config();
+  config.num_blocks = 4;
+  config.prefix_caching = false;
+  Client client = this->client(config);
+  Session& session = client.session;
+  const RequestId first = session.add(counting(0, 2 * kBlock)),
+                  second = session.add(counting(100, 3 * kBlock));
+  client.run({{first}});
+  EXPECT_EQ(session.blocks_needed({{second}})[0], 3);
+  EXPECT_EQ(session.blocks().num_free(), 2);
+  EXPECT_EQ(
+      error_text([&] { session.step({{second}}); }, clattn::ErrorCode::kOutOfBlocks),
+      "Session: the step needs 3 more blocks, 2 of 4 are free; evict() or finish() a request");
+  session.evict(first);
+  client.run({{second}});
 }
 
 // Layers that see all keys by heads of 512 beside windows of 256, as Gemma 4 has them.
