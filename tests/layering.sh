@@ -49,7 +49,7 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("kernels_cl/tile", "tile core shared")    # units, whatever is computed by them
     room_may("kernels_cl/attention", "attention tile core shared")
     room_may("kernels_cl/cache", "cache core shared")
-    room_may("kernels_cl/recurrent", "recurrent core shared")
+    room_may("kernels_cl/recurrent", "recurrent tile core shared")
     own = "base files metadata tuning opencl capture kernels kv_cache recurrent backends"
     own = own " attention"
     own = own " compat c_api program bench python"

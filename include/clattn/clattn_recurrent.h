@@ -100,6 +100,7 @@ typedef struct ClattnGatedDeltaRule {
   const char* dtype;           /**< of query, key, value and out; NULL = "bf16" */
   const char* gate_dtype;      /**< of g and beta, or a and b; NULL = "f32" */
   const char* state_dtype;     /**< of states; NULL = "f32" */
+  const char* kernel_family;   /**< clattn::GatedDeltaRule::kernel_family; NULL = "auto" */
   ClattnTensorRef query;       /**< [num_tokens, num_k_heads, head_k_dim] */
   ClattnTensorRef key;         /**< as query */
   ClattnTensorRef value;       /**< [num_tokens, num_v_heads, head_v_dim] */

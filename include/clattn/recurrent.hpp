@@ -2,6 +2,7 @@
 
 #include <clattn/opencl.hpp>
 
+#include <clattn/attention_config.hpp>
 #include <clattn/context.hpp>
 #include <clattn/kv_cache.hpp>
 #include <clattn/kv_cache_spec.hpp>
@@ -181,6 +182,8 @@ struct GatedDeltaRule {
   RecurrentRule rule = RecurrentRule::kDelta;  ///< what a token adds to its state
   bool use_qk_l2norm_in_kernel = true;         ///< x / sqrt(sum x^2 + 1e-6), of queries and keys
   std::optional<float> scale = std::nullopt;   ///< of queries; none = head_k_dim^-1/2
+  /// Whose matrix units multiply in chunks; kGpu and kCpu: none, all products are in f32.
+  KernelFamily kernel_family = KernelFamily::kAuto;
 };
 
 /// For each token and value head, of its state S [head_v_dim, head_k_dim]:
@@ -190,7 +193,9 @@ struct GatedDeltaRule {
 /// fused_recurrent goes token by token, and gives a request the same bits in any batch, and with
 /// f32 states however its tokens are split over steps. chunk takes requests of at least 16 tokens
 /// without drafts in chunks, where the device's local memory holds one, and others as
-/// fused_recurrent does. Both in f32.
+/// fused_recurrent does. Both compute in f32; where rounds_products() says so, chunks round states
+/// and what is added to them to `dtype` where products take them. Throw kUnsupported where the
+/// device has nothing of `kernel_family`.
 ///@{
 void fused_recurrent_gated_delta_rule(const Context& context, cl_command_queue queue,
                                       const GatedDeltaRule& rule, const StateView& states,
@@ -199,6 +204,10 @@ void chunk_gated_delta_rule(const Context& context, cl_command_queue queue,
                             const GatedDeltaRule& rule, const StateView& states,
                             const RecurrentMetadata& metadata, Event* event = nullptr);
 ///@}
+/// Whether chunks are multiplied by matrix units, which take 16-bit operands: with one decay for
+/// each head, the delta rule, 16-bit activations (f16 with use_qk_l2norm_in_kernel only), and rows
+/// of query and key that begin at multiples of 16 bytes. Builds the kernel of f32 states.
+bool rounds_products(const Context& context, const GatedDeltaRule& rule);
 
 /// Mamba 2: S = S e^(A dt) + dt x B^T;  y = S C + D x, then y silu(z). dt is softplus(dt + dt_bias)
 /// or dt + dt_bias, within dt_limit. Head h is in group h / (num_heads / n_groups).

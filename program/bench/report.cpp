@@ -40,7 +40,9 @@ Json options_json(const BenchModel& model) {
     json["conv_width"] = net.conv_width;
     json["full_attention_interval"] = net.full_attention_interval;
     json["state_dtype"] = to_string(net.state_dtype);
-    json["method"] = net.in_chunks ? "chunk" : "loop";
+    const bool in_f32 = net.kernel_family != KernelFamily::kAuto;
+    const std::string_view chunk = in_f32 ? "chunk_f32" : "chunk";
+    json["method"] = net.in_chunks ? chunk : "loop";
   }
   if (model.layout) json["layout"] = to_string(*model.layout);
   return json;

@@ -39,6 +39,8 @@ void check_recurrent(const BenchShape& shape) {
   const DeltaNet& net = shape.model.delta_net;
   if (!net.in_chunks && shape.suite != "gdn_prefill")
     throw ShapeFault{"method", "loop", "in rows of suite gdn_prefill"};
+  if (net.kernel_family != KernelFamily::kAuto && shape.suite != "gdn_prefill")
+    throw ShapeFault{"method", "chunk_f32", "in rows of suite gdn_prefill"};
   if (net.num_v_heads % std::max(net.num_k_heads, 1) != 0) {
     throw ShapeFault{"num_v_heads", std::to_string(net.num_v_heads),
                      fmt::format("a multiple of num_k_heads, {}", net.num_k_heads)};

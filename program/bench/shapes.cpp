@@ -108,8 +108,10 @@ bool set_state_dtype(BenchModel& model, std::string_view text) {
 }
 
 bool set_method(BenchModel& model, std::string_view text) {
-  model.delta_net.in_chunks = text == "chunk";
-  return text == "chunk" || text == "loop";
+  model.delta_net.in_chunks = text != "loop";
+  const bool in_f32 = text == "chunk_f32";
+  model.delta_net.kernel_family = in_f32 ? KernelFamily::kGpu : KernelFamily::kAuto;
+  return in_f32 || text == "chunk" || text == "loop";
 }
 
 constexpr std::string_view kLegalDim = "a multiple of 16, 16 ... 256";
@@ -138,7 +140,7 @@ constexpr Option kOptions[] = {
     {"full_attention_interval", set_net<&DeltaNet::full_attention_interval, 2, 256>, "2 ... 256",
      true},
     {"state_dtype", set_state_dtype, "f32, f16 or bf16", true},
-    {"method", set_method, "chunk or loop", true},
+    {"method", set_method, "chunk, chunk_f32 or loop", true},
 };
 
 /// Sets a field of the configuration; false if there is none of this name. Lists are on or off:

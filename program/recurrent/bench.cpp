@@ -168,6 +168,7 @@ class RuleWorkload final : public RecurrentWorkload {
     work.flops = static_cast<double>(shape_.num_tokens()) * net.num_v_heads *
                  (prompts ? std::min(by_token, in_chunks) : by_token);
     chunks_ = prompts && net.in_chunks;
+    rounding_ = chunks_ ? net_.chunk_rounding(*context_) : 0;
     name_kernel(chunks_ ? "chunk_gated_delta_rule" : "fused_recurrent_gated_delta_rule");
   }
 
@@ -201,7 +202,7 @@ class RuleWorkload final : public RecurrentWorkload {
         }
       }
       const oracle::DeltaRuleResult truth =
-          oracle::delta_rule(call, {element_of(dtype_), element_of(net.state_dtype)});
+          oracle::delta_rule(call, {element_of(dtype_), element_of(net.state_dtype), rounding_});
       deviation.merge(compare(truth.out, got_out, oracle::kOutSigmas));
       deviation.merge(compare(truth.states, got_states, oracle::kStateSigmas));
     }
@@ -241,6 +242,7 @@ class RuleWorkload final : public RecurrentWorkload {
   TiledRandom of_gates_;
   Buffer gates_;
   bool chunks_ = false;
+  double rounding_ = 0;  ///< of the operands of products
 };
 
 /// Suite conv: the convolution in front, of all channels.

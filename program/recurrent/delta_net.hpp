@@ -1,5 +1,6 @@
 #pragma once
 
+#include <clattn/attention_config.hpp>
 #include <clattn/types.hpp>
 #include <cstdint>
 
@@ -13,6 +14,7 @@ struct DeltaNet {
   std::int32_t full_attention_interval = 4;  ///< of so many layers the last attends
   DType state_dtype = DType::kF32;
   bool in_chunks = true;  ///< prompts by chunk_gated_delta_rule, else token by token
+  KernelFamily kernel_family = KernelFamily::kAuto;  ///< of the chunks
 
   bool exists() const { return num_k_heads > 0; }
   std::int64_t keys() const { return std::int64_t{num_k_heads} * head_k_dim; }

@@ -51,7 +51,8 @@ GatedDeltaRule DeltaNetLayer::rule(cl_mem mixed, TensorRef gates, cl_mem out) co
           .head_k_dim = net_.head_k_dim,
           .head_v_dim = net_.head_v_dim,
           .dtype = dtype_,
-          .gate_dtype = dtype_};
+          .gate_dtype = dtype_,
+          .kernel_family = net_.kernel_family};
 }
 
 RmsNormGated DeltaNetLayer::norm(cl_mem out, TensorRef z, cl_mem normed,
@@ -106,6 +107,11 @@ oracle::DeltaRuleCase DeltaNetLayer::rule_case(const HeadRows& rows, std::int32_
   }
   call.states.resize(to_size(std::int64_t{heads} * rows.count * k_dim));
   return call;
+}
+
+double DeltaNetLayer::chunk_rounding(const Context& context) const {
+  if (!net_.in_chunks || !rounds_products(context, rule(nullptr, {}, nullptr))) return 0;
+  return oracle::half_ulp(element_of(dtype_), 1);
 }
 
 oracle::GatedNormCase DeltaNetLayer::norm_case(std::vector<double> x, std::vector<double> z) const {

@@ -47,6 +47,8 @@ class DeltaNetLayer {
   /// come if it continues one.
   oracle::DeltaRuleCase rule_case(const HeadRows& rows, std::int32_t tokens, bool continues,
                                   const Inputs& inputs) const;
+  /// By how much chunks round the operands of their products, relative; 0 in f32.
+  double chunk_rounding(const Context& context) const;
   /// The norm of heads' outputs.
   oracle::GatedNormCase norm_case(std::vector<double> x, std::vector<double> z) const;
 

@@ -27,6 +27,7 @@ class RecurrentEngine {
   };
   const Outputs& captured() const { return captured_; }
   const DeltaNetLayer& layer() const { return layer_; }
+  double chunk_rounding() const { return layer_.chunk_rounding(*context_); }
 
   /// Sets all states to NaN.
   void poison() const;

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "program/common/elements.hpp"
 #include "program/common/error.hpp"
@@ -76,6 +77,8 @@ bool Verifier::check_rule(const std::string& where, std::span<const std::int64_t
           [&](std::int32_t token, std::int64_t i) {
             return engine_.pool().stored(PoolTensor::kGates, rows[to_size(token)], i);
           }};
+  const double products =
+      std::hypot(operand_rounding(layer.dtype()), engine_.recurrent().chunk_rounding());
   bool passed = true;
   for (std::int32_t key_head = 0; key_head < net.num_k_heads; ++key_head) {
     const std::int64_t places = std::int64_t{net.head_v_dim} - kHeadRows + 1;
@@ -86,7 +89,7 @@ bool Verifier::check_rule(const std::string& where, std::span<const std::int64_t
         kHeadRows};
     const oracle::JudgedTensor truth =
         oracle::delta_rule(layer.rule_case(part, tokens, false, inputs),
-                           {element, element_of(net.state_dtype), operand_rounding(layer.dtype())})
+                           {element, element_of(net.state_dtype), products})
             .out;
     std::vector<double> got;
     for (std::int32_t i = 0; i < layer.heads_per_key(); ++i) {

@@ -174,9 +174,10 @@ void bind_rule(nb::module_& module, const char* name, RuleCall call, const char*
              nb::handle g, nb::handle beta, nb::handle a, nb::handle b, nb::handle a_log,
              nb::handle dt_bias, std::optional<float> gate_lower_bound, nb::handle gate_dtype,
              bool decay_by_channel, const std::string& rule, bool use_qk_l2norm_in_kernel,
-             std::optional<float> scale) {
+             std::optional<float> scale, nb::handle kernel_family) {
         CallTensors tensors(context, queue);
         GatedDeltaRule taken;
+        taken.kernel_family = parse_kernel_family(name_of(kernel_family));
         taken.dtype = parse_dtype(name_of(dtype));
         taken.gate_dtype = parse_dtype(name_of(gate_dtype));
         taken.num_k_heads = num_k_heads;
@@ -209,7 +210,8 @@ void bind_rule(nb::module_& module, const char* name, RuleCall call, const char*
       nb::kw_only(), "dtype"_a, "num_k_heads"_a, "g"_a = nb::none(), "beta"_a = nb::none(),
       "a"_a = nb::none(), "b"_a = nb::none(), "A_log"_a = nb::none(), "dt_bias"_a = nb::none(),
       "gate_lower_bound"_a = nb::none(), "gate_dtype"_a = "f32", "decay_by_channel"_a = false,
-      "rule"_a = "delta", "use_qk_l2norm_in_kernel"_a = true, "scale"_a = nb::none(), doc);
+      "rule"_a = "delta", "use_qk_l2norm_in_kernel"_a = true, "scale"_a = nb::none(),
+      "kernel_family"_a = "auto", doc);
 }
 
 using MambaCall = void (*)(const Context&, cl_command_queue, const SelectiveStateUpdate&,

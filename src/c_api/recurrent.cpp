@@ -151,6 +151,8 @@ ClattnResult clattn_gated_delta_rule(const ClattnContext* context, const ClattnQ
     take(given.head_v_dim, taken.head_v_dim);
     taken.dtype = dtype_of(given.dtype, taken.dtype);
     taken.gate_dtype = dtype_of(given.gate_dtype, taken.gate_dtype);
+    if (given.kernel_family != nullptr)
+      taken.kernel_family = parse_kernel_family(given.kernel_family);
     taken.decay_by_channel = given.decay_by_channel != 0;
     taken.rule = given.additive != 0 ? RecurrentRule::kAdditive : RecurrentRule::kDelta;
     taken.use_qk_l2norm_in_kernel = given.no_qk_l2norm == 0;

@@ -8,8 +8,11 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "kernels/choose/traits.hpp"
+#include "kernels/choose/variants.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "opencl/device/device_info.hpp"
+#include "recurrent/rule_tiles.hpp"
 
 namespace clattn {
 
@@ -71,6 +74,34 @@ std::int64_t chunk_bytes(const DeltaRuleCall& rule, std::int64_t chunk, std::int
   return (rule.head_k_dim * rows + chunk * rows + keys + 2 * chunk * chunk + small * chunk) * 4;
 }
 
+OpKernel tile_kernel(const Context& context, const RuleTile& tile, const std::string& options) {
+  const DeviceCapabilities& device = context.capabilities();
+  const Unit& unit = unit_of(tile.unit);
+  // As attention's kernels of this kind: on CPUs they serve comparison.
+  const bool slow = device.kind == DeviceKind::kCpu;
+  return {context.runtime().kernel(
+              {"recurrent/delta_rule_mma.cl", "clattn_delta_rule_mma",
+               fmt::format("-DCLA_WG_SIZE={} {} {} -DCLA_CHUNK={} -DCLA_ROWS={}{}", tile.group_size,
+                           unit_options(unit, device), options, tile.chunk, tile.rows(),
+                           slow ? " -cl-opt-disable" : ""),
+               std::string(unit.header)}),
+          to_size(tile.group_size)};
+}
+
+/// None where no matrix unit takes the rule, or all its kernels spill.
+std::optional<HeadKernel> matrix_kernel(const Context& context, const DeltaRuleCall& rule,
+                                        const std::string& options) {
+  const DeviceCapabilities& device = context.capabilities();
+  for (const RuleTile& tile : rule_tiles(device, rule)) {
+    OpKernel kernel = tile_kernel(context, tile, options);
+    const bool matrix = unit_of(tile.unit).family == KernelFamily::kGpuMatrix;
+    const std::uint64_t allowed = matrix ? 0 : kCheapSpillBytes;
+    if (device.kind != DeviceKind::kCpu && kernel.pool->private_mem_bytes() > allowed) continue;
+    return HeadKernel{std::move(kernel), rule.head_v_dim / tile.rows()};
+  }
+  return std::nullopt;
+}
+
 /// None where no chunk has room.
 std::optional<HeadKernel> chunk_kernel(const Context& context, const DeltaRuleCall& rule,
                                        const std::string& options, int vector) {
@@ -108,6 +139,12 @@ void enqueue_rule(const RecurrentCall& call, const DeltaRuleCall& rule, const He
 
 }  // namespace
 
+bool rounds_in_chunks(const Context& context, const DeltaRuleCall& rule) {
+  const DeviceCapabilities& device = context.capabilities();
+  const std::string vectors = vectors_of(device, recurrent_vector(device), {}, rule.by_channel);
+  return matrix_kernel(context, rule, shared_options(rule, DType::kF32, vectors)).has_value();
+}
+
 void check_heads(const RecurrentCall& call, const DeltaRuleCall& rule) {
   const auto name = [&](std::string_view field) { return fmt::format("{}: {}", call.name, field); };
   constexpr std::int32_t kMostHeads = 1 << 16;  // 32-bit numbers of rows in kernels
@@ -141,8 +178,10 @@ void run_delta_rule(const RecurrentCall& call, DeltaRuleCall& rule, const StateV
       shared_options(rule, states.tensor.dtype,
                      vectors_of(call.context.capabilities(), vector, terms, rule.by_channel));
   std::optional<HeadKernel> chunks;
-  if (rule.in_chunks && call.metadata.max_query_len >= kChunkTokens)
-    chunks = chunk_kernel(call.context, rule, options, vector);
+  if (rule.in_chunks && call.metadata.max_query_len >= kChunkTokens) {
+    chunks = matrix_kernel(call.context, rule, options);
+    if (!chunks) chunks = chunk_kernel(call.context, rule, options, vector);
+  }
   const HeadKernel loop = loop_kernel(call.context, rule, options, vector);
   if (chunks) {
     terms.min_tokens = kChunkTokens;
@@ -199,9 +238,8 @@ void take_gates(const RecurrentCall& call, const GatedDeltaRule& given, DeltaRul
   rule.terms.lower_bound = *given.gate_lower_bound;
 }
 
-void gated_delta_rule(const RecurrentCall& call, const GatedDeltaRule& given,
-                      const StateView& states, bool in_chunks, Event* event) {
-  detail::begin_call(call, event);
+/// What a kernel is chosen by.
+DeltaRuleCall options_of(const GatedDeltaRule& given) {
   DeltaRuleCall rule;
   rule.dtype = given.dtype;
   rule.gate_dtype = given.gate_dtype;
@@ -212,6 +250,29 @@ void gated_delta_rule(const RecurrentCall& call, const GatedDeltaRule& given,
   rule.head_v_dim = given.head_v_dim;
   rule.by_channel = given.decay_by_channel;
   rule.l2_norm = given.use_qk_l2norm_in_kernel;
+  rule.kernel_family = given.kernel_family;
+  constexpr std::int64_t kUnit = 8;  // elements of 16 bytes
+  rule.aligned_keys = true;
+  for (const TensorRef& rows : {given.query, given.key})
+    rule.aligned_keys &= rows.offset % kUnit == 0 && rows.token_stride % kUnit == 0;
+  return rule;
+}
+
+/// Throws kUnsupported where the device has nothing of a family that is asked for.
+void check_family(const Context& context, const GatedDeltaRule& rule, std::string_view name) {
+  using enum KernelFamily;
+  if (rule.kernel_family != kGpuPtx && rule.kernel_family != kGpuMatrix) return;
+  const auto unmet = detail::unmet_need(rule.kernel_family, context.capabilities());
+  if (unmet)
+    detail::throw_unsupported("{}: kernel_family {} {}", name, to_string(rule.kernel_family),
+                              *unmet);
+}
+
+void gated_delta_rule(const RecurrentCall& call, const GatedDeltaRule& given,
+                      const StateView& states, bool in_chunks, Event* event) {
+  detail::begin_call(call, event);
+  check_family(call.context, given, call.name);
+  DeltaRuleCall rule = options_of(given);
   rule.in_chunks = in_chunks;
   detail::check_heads(call, rule);
   const std::int64_t keys = std::int64_t{given.num_k_heads} * given.head_k_dim;
@@ -241,6 +302,11 @@ void chunk_gated_delta_rule(const Context& context, cl_command_queue queue,
                             const GatedDeltaRule& rule, const StateView& states,
                             const RecurrentMetadata& metadata, Event* event) {
   gated_delta_rule({context, queue, "chunk_gated_delta_rule", metadata}, rule, states, true, event);
+}
+
+bool rounds_products(const Context& context, const GatedDeltaRule& rule) {
+  check_family(context, rule, "rounds_products");
+  return detail::rounds_in_chunks(context, options_of(rule));
 }
 
 }  // namespace clattn

@@ -22,10 +22,14 @@ struct DeltaRuleCall {
   std::int32_t num_k_heads = 1, num_v_heads = 1, head_k_dim = 128, head_v_dim = 128;
   bool by_channel = false, lower_bound = false, l2_norm = false, softplus = false;
   bool in_chunks = false;  ///< prompts
+  KernelFamily kernel_family = KernelFamily::kGpu;
+  bool aligned_keys = false;  ///< rows of query and key begin at multiples of 16 bytes
 };
 
 /// Throws kInvalidArgument for heads, sizes and types that no kernel takes.
 void check_heads(const RecurrentCall& call, const DeltaRuleCall& rule);
+/// Whether chunks of the rule round operands of products. Builds the kernel.
+bool rounds_in_chunks(const Context& context, const DeltaRuleCall& rule);
 /// Checks the states, binds and enqueues. The tensors of `rule` were checked.
 void run_delta_rule(const RecurrentCall& call, DeltaRuleCall& rule, const StateView& states,
                     Event* event);

@@ -64,6 +64,11 @@ static void test_rule(const Fixture* fixture, const ClattnRecurrentMetadata* met
     EXPECT_OK(clattn_gated_delta_rule(fixture->context, fixture->queue, &rule, &states, metadata));
     EXPECT(fabsf(first_of(fixture, out) - 2) < 1e-4F);
   }
+  rule.kernel_family = "gpu_matrixes";
+  EXPECT_INVALID(
+      clattn_gated_delta_rule(fixture->context, fixture->queue, &rule, &states, metadata),
+      "kernel family is .gpu_matrixes., legal: ");
+  rule.kernel_family = "cpu";
   rule.a.buffer = ones;
   EXPECT_INVALID(
       clattn_gated_delta_rule(fixture->context, fixture->queue, &rule, &states, metadata),

@@ -41,6 +41,9 @@ struct Extra {
   "-DCLA_WG_SIZE=128 -DCLA_VEC=4 -DCLA_CHUNK=16 -DCLA_ROWS=32 -DCLA_ROW_VEC=1 -DCLA_TOKEN_BLOCK=4"
 #define CLA_SMALL_CHUNK_WG \
   "-DCLA_WG_SIZE=128 -DCLA_VEC=4 -DCLA_CHUNK=8 -DCLA_ROWS=16 -DCLA_ROW_VEC=1 -DCLA_TOKEN_BLOCK=4"
+#define CLA_RULE_DPAS                                                      \
+  "-DCLA_PTX=0 -DCLA_VEC=4 -DCLA_CHUNK=16 -DCLA_WG_SIZE=64 -DCLA_ROWS=64 " \
+  "-cl-intel-256-GRF-per-thread "
 
 inline constexpr std::array kRecurrentKernels = {
     Extra{"delta_rule_loop__vec", "recurrent/delta_rule_loop.cl", CLA_QWEN CLA_LOOP_VEC, "cpu"},
@@ -62,6 +65,22 @@ inline constexpr std::array kRecurrentKernels = {
           "gpu"},
     Extra{"delta_rule_chunk__wg128_lightning", "recurrent/delta_rule_chunk.cl",
           CLA_LIGHTNING CLA_CHUNK_WG, "gpu"},
+    Extra{"delta_rule_mma__c64", "recurrent/delta_rule_mma.cl",
+          CLA_QWEN "-DCLA_PTX=1 -DCLA_VEC=4 -DCLA_CHUNK=64 -DCLA_WG_SIZE=128 -DCLA_ROWS=64", "gpu",
+          "tile/sm80.clh"},
+    Extra{"delta_rule_mma__c32", "recurrent/delta_rule_mma.cl",
+          CLA_QWEN "-DCLA_PTX=1 -DCLA_VEC=4 -DCLA_CHUNK=32 -DCLA_WG_SIZE=128 -DCLA_ROWS=64", "gpu",
+          "tile/sm80.clh"},
+    Extra{"delta_rule_mma__mfma", "recurrent/delta_rule_mma.cl",
+          CLA_QWEN "-DCLA_PTX=0 -DCLA_VEC=4 -DCLA_CHUNK=32 -DCLA_WG_SIZE=256 -DCLA_ROWS=128",
+          "amd gfx908 gfx90a gfx942", "tile/mfma.clh"},
+    Extra{"delta_rule_mma__wmma", "recurrent/delta_rule_mma.cl",
+          CLA_QWEN "-DCLA_PTX=0 -DCLA_VEC=4 -DCLA_CHUNK=32 -DCLA_WG_SIZE=128 -DCLA_ROWS=64",
+          "amd gfx1100 gfx1201", "tile/wmma.clh"},
+    Extra{"delta_rule_mma__dpas8", "recurrent/delta_rule_mma.cl",
+          CLA_QWEN CLA_RULE_DPAS "-DCLA_SUB_GROUP=8", "gpu", "tile/dpas.clh"},
+    Extra{"delta_rule_mma__dpas16", "recurrent/delta_rule_mma.cl",
+          CLA_QWEN CLA_RULE_DPAS "-DCLA_SUB_GROUP=16", "gpu", "tile/dpas.clh"},
     Extra{"causal_conv1d__vec", "recurrent/causal_conv1d.cl",
           "-DCLA_WG_SIZE=1 -DCLA_VEC=16 -DCLA_Q_DTYPE=0 -DCLA_KV_DTYPE=0 -DCLA_WIDTH=4 "
           "-DCLA_TOKENS=32 -DCLA_SILU=1 -DCLA_HAS_BIAS=1 -DCLA_CONV_GATES=0",

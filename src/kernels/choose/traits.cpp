@@ -28,6 +28,13 @@ bool runs_by_sub_groups(const Unit& unit, const DeviceCapabilities& device) {
   return unit.traits.by_sub_groups && device.kind != DeviceKind::kGpu;
 }
 
+std::string unit_options(const Unit& unit, const DeviceCapabilities& device) {
+  if (runs_by_sub_groups(unit, device))
+    return fmt::format("-DCLA_PTX=2 -DCLA_SUB_GROUP={}", unit.traits.lanes);
+  return fmt::format("-DCLA_PTX={}{}", unit.traits.ptx && device.inline_ptx ? 1 : 0,
+                     unit.compiler_options());
+}
+
 const Kernel& kernel_of(KernelId id) {
   return kKernels.at(static_cast<std::size_t>(id));
 }

@@ -81,6 +81,8 @@ struct Kernel {
 
 /// Whether kernels on the unit are compiled with CLA_PTX=2: kernels_cl/tile/lanes.clh.
 bool runs_by_sub_groups(const Unit& unit, const DeviceCapabilities& device);
+/// "-DCLA_PTX=…" and what else tells a kernel how the device runs the unit's lanes.
+std::string unit_options(const Unit& unit, const DeviceCapabilities& device);
 /// Why the device does not meet the unit's needs; nothing if it does.
 std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities& device);
 /// Why the device meets the needs of no unit of the family; nothing if it does.

@@ -362,23 +362,19 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
   const int vec = cpu ? vector_width(std::gcd(shape.head_size + shape.rope_dim, shape.value_size()),
                                      capabilities.float_vector_width)
                       : 0;
-  const bool by_sub_groups = runs_by_sub_groups(unit_of(variant.unit_id), capabilities);
-  const int by_ptx = unit.ptx && capabilities.inline_ptx ? 1 : 0;
-  const int ptx = by_sub_groups ? 2 : by_ptx;  // kernels_cl/tile/lanes.clh
   const int x = 16 / static_cast<int>(element_size_bytes(shape.cache_dtype));
   std::string options = fmt::format(
       "-DCLA_HEAD_DIM={} -DCLA_GROUP={} -DCLA_HEADS_PER_ITEM={} "
       "-DCLA_HEAD_CHUNKS={} -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={} -DCLA_PAGE_SIZE={} "
       "-DCLA_BLOCK_ROWS={} -DCLA_BLOCK_KV={} -DCLA_WG_SIZE={} -DCLA_VEC={} "
-      "-DCLA_PTX={} -DCLA_MERGE_TAIL={} -DCLA_CACHE_X={} "
+      "{} -DCLA_MERGE_TAIL={} -DCLA_CACHE_X={} "
       "-DCLA_KV_HEADS={} -DCLA_FP8_CVT={} -DCLA_DOT={}",
       shape.head_size, shape.group(), tiling.heads_per_item, tiling.head_chunks,
       static_cast<int>(shape.dtype), static_cast<int>(shape.cache_dtype), shape.block_size,
       variant.block_rows > 0 ? tile_rows(variant, shape) : 0, variant.block_kv,
-      variant.work_group_size, vec, ptx, merges_splits(variant) ? 1 : 0, x, tiling.kv_heads,
+      variant.work_group_size, vec, unit_options(unit_of(variant.unit_id), capabilities),
+      merges_splits(variant) ? 1 : 0, x, tiling.kv_heads,
       unit.ptx && (capabilities.fp8_conversions || unit.fp8_products) ? 1 : 0, unit.dot);
-  options += by_sub_groups ? fmt::format(" -DCLA_SUB_GROUP={}", unit.lanes)
-                           : unit_of(variant.unit_id).compiler_options();
   if (shape.values_apart()) options += fmt::format(" -DCLA_VALUE_DIM={}", shape.value_size());
   if (const std::int32_t room = padded_head(variant.kernel(), shape); room > shape.head_size)
     options += fmt::format(" -DCLA_PADDED_DIM={}", room);

@@ -295,7 +295,33 @@ class PaddedPages {
   std::vector<std::byte> before_;
 };
 
+/// The rule without its tensors.
+clattn::GatedDeltaRule options_of(const RuleSpec& spec) {
+  clattn::GatedDeltaRule rule;
+  rule.num_k_heads = spec.num_k_heads;
+  rule.num_v_heads = spec.num_v_heads;
+  rule.head_k_dim = spec.head_k_dim;
+  rule.head_v_dim = spec.head_v_dim;
+  rule.dtype = spec.dtype;
+  rule.gate_dtype = spec.gate_dtype;
+  rule.decay_by_channel = spec.by_channel;
+  rule.rule = spec.additive ? clattn::RecurrentRule::kAdditive : clattn::RecurrentRule::kDelta;
+  rule.use_qk_l2norm_in_kernel = spec.l2_norm;
+  rule.kernel_family = spec.family;
+  return rule;
+}
+
+/// What operands of products are rounded by.
+double unit_of_products(const clattn::Context& context, const RuleSpec& spec) {
+  if (!rounds_products(context, spec)) return 0;
+  return spec.dtype == DType::kBF16 ? 0x1p-8 : 0x1p-11;
+}
+
 }  // namespace
+
+bool rounds_products(const clattn::Context& context, const RuleSpec& spec) {
+  return spec.in_chunks && clattn::rounds_products(context, options_of(spec));
+}
 
 RuleTensors make_tensors(const RuleSpec& spec) {
   RuleTensors made;
@@ -350,7 +376,7 @@ RuleResult run_rule(const clattn::Context& context, const RuleSpec& spec) {
   const GuardedOutput out(context, queue, spec.dtype, tokens, values);
   const PaddedPages pages(context, queue, spec, truth.states);
 
-  clattn::GatedDeltaRule rule;
+  clattn::GatedDeltaRule rule = options_of(spec);
   rule.query = rows.places[0];
   rule.key = rows.places[1];
   rule.value = rows.places[2];
@@ -360,15 +386,6 @@ RuleResult run_rule(const clattn::Context& context, const RuleSpec& spec) {
   if (raw) rule.A_log = upload_f32(context, queue, tensors.a_log);
   if (raw && spec.dt_bias) rule.dt_bias = upload_f32(context, queue, tensors.dt_bias);
   if (spec.gates == Gates::kBounded) rule.gate_lower_bound = -5.0F;
-  rule.num_k_heads = spec.num_k_heads;
-  rule.num_v_heads = spec.num_v_heads;
-  rule.head_k_dim = spec.head_k_dim;
-  rule.head_v_dim = spec.head_v_dim;
-  rule.dtype = spec.dtype;
-  rule.gate_dtype = spec.gate_dtype;
-  rule.decay_by_channel = spec.by_channel;
-  rule.rule = spec.additive ? clattn::RecurrentRule::kAdditive : clattn::RecurrentRule::kDelta;
-  rule.use_qk_l2norm_in_kernel = spec.l2_norm;
 
   clattn::RecurrentMetadataBuilder builder(context);
   const oracle::RecurrentRequests requests = requests_of(spec);
@@ -378,14 +395,30 @@ RuleResult run_rule(const clattn::Context& context, const RuleSpec& spec) {
       spec.in_chunks ? clattn::chunk_gated_delta_rule : clattn::fused_recurrent_gated_delta_rule;
   call(context, queue, rule, pages.view, metadata, nullptr);
 
-  const oracle::DeltaRuleResult exact =
-      oracle::delta_rule(truth, {element(spec.dtype), element(spec.state_dtype), 0});
+  const oracle::DeltaRuleResult exact = oracle::delta_rule(
+      truth, {element(spec.dtype), element(spec.state_dtype), unit_of_products(context, spec)});
   RuleResult result;
   result.values = out.read(queue, result.fault);
   result.pages = pages.read(queue, exact.written, result.fault);
   result.out = oracle::judge(exact.out, result.values, oracle::kOutSigmas);
   result.states = oracle::judge(exact.states, result.pages, oracle::kStateSigmas);
   return result;
+}
+
+std::vector<clattn::KernelFamily> families(const clattn::Context& context, const RuleSpec& spec) {
+  using enum clattn::KernelFamily;
+  std::vector<clattn::KernelFamily> all = {kAuto};
+  clattn::GatedDeltaRule rule = options_of(spec);
+  const bool rounds = clattn::rounds_products(context, rule);
+  for (const clattn::KernelFamily family : {kGpu, kGpuPtx, kGpuMatrix}) {
+    rule.kernel_family = family;
+    try {
+      if (clattn::rounds_products(context, rule) != rounds) all.push_back(family);
+    } catch (const clattn::Error& error) {
+      if (error.code() != clattn::ErrorCode::kUnsupported) throw;
+    }
+  }
+  return all;
 }
 
 std::string problem(const RuleResult& result, double rms) {

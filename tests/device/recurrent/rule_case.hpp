@@ -46,6 +46,7 @@ struct RuleSpec {
   Gates gates = Gates::kGiven;
   bool by_channel = false, additive = false, l2_norm = true, dt_bias = true;
   bool in_chunks = false;
+  clattn::KernelFamily family = clattn::KernelFamily::kAuto;
   Fill fill = Fill::kRandom;
   std::int32_t columns = 1, num_pages = 0;  ///< 0: those that requests need and two more
   std::int32_t null_block_id = -1;
@@ -67,6 +68,12 @@ struct RuleResult {
   std::string fault;                  ///< what was touched that must not be; empty: nothing
 };
 RuleResult run_rule(const clattn::Context& context, const RuleSpec& spec);
+
+/// kAuto, and each family by which the device computes the call's chunks otherwise.
+std::vector<clattn::KernelFamily> families(const clattn::Context& context, const RuleSpec& spec);
+
+/// Whether the device rounds operands of the call's chunks to its type.
+bool rounds_products(const clattn::Context& context, const RuleSpec& spec);
 
 /// "" or why the result is wrong; `rms`: the largest legal one.
 std::string problem(const RuleResult& result, double rms = 1.5);

@@ -9,20 +9,39 @@ namespace {
 
 using attention_test::all_contexts;
 using clattn::DType;
+using recurrent_test::families;
 using recurrent_test::Fill;
 using recurrent_test::Gates;
 using recurrent_test::problem;
 using recurrent_test::Request;
+using recurrent_test::rounds_products;
 using recurrent_test::RuleSpec;
 using recurrent_test::run_rule;
 
-/// On every device, token by token and in chunks.
+void expect_right_on(const clattn::Context& context, const RuleSpec& spec, double rms) {
+  EXPECT_EQ(problem(run_rule(context, spec), rms), "")
+      << (spec.in_chunks ? "chunks" : "loop") << " of " << to_string(spec.dtype) << ", family "
+      << to_string(spec.family) << ", fill " << static_cast<int>(spec.fill);
+}
+
+/// On every device, token by token and in chunks, by each family that computes those otherwise.
+/// Matrix units take 16-bit activations only, so they get the call in bf16, too.
 void expect_right(RuleSpec spec, double rms = 1.5) {
   for (const auto& context : all_contexts()) {
-    for (const bool in_chunks : {false, true}) {
-      spec.in_chunks = in_chunks;
-      EXPECT_EQ(problem(run_rule(*context, spec), rms), "")
-          << (in_chunks ? "chunks" : "loop") << ", fill " << static_cast<int>(spec.fill);
+    spec.in_chunks = false;
+    spec.family = clattn::KernelFamily::kAuto;
+    expect_right_on(*context, spec, rms);
+    spec.in_chunks = true;
+    RuleSpec rounded = spec;
+    if (spec.dtype == DType::kF32) rounded.dtype = DType::kBF16;
+    for (const clattn::KernelFamily family : families(*context, spec)) {
+      spec.family = family;
+      expect_right_on(*context, spec, rms);
+    }
+    if (spec.dtype != DType::kF32) continue;
+    for (const clattn::KernelFamily family : families(*context, rounded)) {
+      rounded.family = family;
+      if (rounds_products(*context, rounded)) expect_right_on(*context, rounded, rms);
     }
   }
 }
@@ -199,11 +218,15 @@ TEST(DeltaRule, EqualRequestsGiveEqualBitsInAnyBatch) {
       RuleSpec spec;
       spec.dtype = DType::kBF16;
       spec.in_chunks = in_chunks;
-      spec.requests = {{.tokens = 30, .seed = 9}, {.tokens = 5}, {.tokens = 30, .seed = 9}};
-      const auto together = run_rule(*context, spec);
-      EXPECT_EQ(values_of(spec, together, 0, 30), values_of(spec, together, 35, 65));
-      spec.requests = {{.tokens = 30, .seed = 9}};
-      EXPECT_EQ(values_of(spec, together, 0, 30), values_of(spec, run_rule(*context, spec), 0, 30));
+      for (const clattn::KernelFamily family : families(*context, spec)) {
+        spec.family = family;
+        spec.requests = {{.tokens = 30, .seed = 9}, {.tokens = 5}, {.tokens = 30, .seed = 9}};
+        const auto together = run_rule(*context, spec);
+        EXPECT_EQ(values_of(spec, together, 0, 30), values_of(spec, together, 35, 65));
+        spec.requests = {{.tokens = 30, .seed = 9}};
+        const auto alone = run_rule(*context, spec);
+        EXPECT_EQ(values_of(spec, together, 0, 30), values_of(spec, alone, 0, 30));
+      }
     }
   }
 }
@@ -234,6 +257,50 @@ TEST(DeltaRule, AnySplitOfAPromptGivesTheSame) {
                                after.pages.end() - 4 * 64 * 64));
       }
     }
+  }
+}
+
+/// The same on matrix units: cuts that end a chunk, a block of one, and neither.
+TEST(DeltaRule, AnySplitOfAPromptIsRightByMatrixUnits) {
+  constexpr std::int32_t kTokens = 150;
+  for (const auto& context : all_contexts()) {
+    RuleSpec whole;
+    whole.dtype = DType::kBF16;
+    whole.in_chunks = true;
+    for (const clattn::KernelFamily family : families(*context, whole)) {
+      whole.family = family;
+      if (!rounds_products(*context, whole)) continue;
+      whole.num_pages = 2;
+      whole.requests = {{.tokens = kTokens, .initial = false, .pages = {1}, .seed = 4}};
+      EXPECT_EQ(problem(run_rule(*context, whole)), "");
+      for (const std::int32_t first : {16, 64, 80, 133}) {
+        RuleSpec part = whole;
+        part.requests[0].tokens = first;
+        const auto before = run_rule(*context, part);
+        part.requests[0] = {.tokens = kTokens - first, .pages = {1}, .seed = 4, .passed = first};
+        part.states = before.pages;
+        EXPECT_EQ(problem(run_rule(*context, part)), "");
+      }
+    }
+  }
+}
+
+/// A family that the device has nothing of is refused by its name.
+TEST(DeltaRule, AFamilyThatTheDeviceLacksIsRefused) {
+  for (const auto& context : all_contexts()) {
+    clattn::GatedDeltaRule rule;
+    for (const clattn::KernelFamily family :
+         {clattn::KernelFamily::kGpuPtx, clattn::KernelFamily::kGpuMatrix}) {
+      rule.kernel_family = family;
+      try {
+        clattn::rounds_products(*context, rule);
+      } catch (const clattn::Error& error) {
+        EXPECT_EQ(error.code(), clattn::ErrorCode::kUnsupported);
+        EXPECT_NE(std::string(error.what()).find(to_string(family)), std::string::npos);
+      }
+    }
+    rule.kernel_family = clattn::KernelFamily::kGpu;
+    EXPECT_FALSE(clattn::rounds_products(*context, rule));
   }
 }
 

@@ -363,7 +363,7 @@ TEST(BenchShapes, RecurrentRowsHaveTheModelsNets) {
   EXPECT_EQ(refusal("gdn_decode cpu q1 head_k_dim=40\n"),
             "s:2: head_k_dim: '40', legal: a multiple of 16, 16 ... 256");
   EXPECT_EQ(refusal("gdn_prefill cpu q8 method=fast\n"),
-            "s:2: method: 'fast', legal: chunk or loop");
+            "s:2: method: 'fast', legal: chunk, chunk_f32 or loop");
   EXPECT_EQ(test::error_text([&] { parse_shapes(kModel + "conv cpu q8\n", "s"); }),
             "s:2: num_k_heads: 'missing', legal: num_k_heads and num_v_heads of the model");
 }
