@@ -16,6 +16,9 @@
    time; if the item was split, the last group of the tile merges its splits
    (core/last_arrival.clh).
 
+   With CLA_ROW_SCALES a lane loads the two scales of the key that it looks up, a step ahead like K,
+   and lanes exchange them where they meet S and P (attention/row_scales.clh).
+
    With CLA_FEW_REGISTERS no step loads for the next one: K is loaded right before its products, V
    before the softmax. CLA_SHARERS warps then share their keys; each has one tile of the rows and
    one unit of V's dims per lane.
@@ -50,10 +53,8 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
 #endif
 
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const uint lane = cla_lane();
-  const uint warp = cla_warp();
-  const uint first_row = cla_warp_row(warp);
-  const uint first_unit = cla_warp_unit(warp);
+  const uint lane = cla_lane(), warp = cla_warp();
+  const uint first_row = cla_warp_row(warp), first_unit = cla_warp_unit(warp);
   const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
   const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
   const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
@@ -62,26 +63,25 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   const long head_at = (long)task.kv_head * call.head_stride;
   __global const CLA_KV_T* k_lane = k_cache + call.k_offset + head_at + 8 * cla_k_unit(lane);
   __global const CLA_KV_T* v_lane = CLA_VALUES + head_at + 8 * cla_first_v_unit(first_unit, lane);
-
   const ClaValues values = {&task.item, pages, v_lane, call.block_stride, call.token_stride};
-
   int first = keys.begin - keys.begin % CLA_BLOCK_KV + (int)cla_warp_keys(warp) * CLA_BLOCK_KV;
-  int page = 0; /* of the lane's key in the next step to be loaded */
+  int page = 0;                  /* of the lane's key in the next step to be loaded */
+  float level = CLA_FIRST_LEVEL; /* attention/row_scales.clh */
 #if CLA_FEW_REGISTERS
   if (first <= last) page = cla_page_of(pages, (uint)cla_own_position(first, keys, lane));
 #else
-  ClaKvRaw k_raw[CLA_K_LOADS];
-  ClaKvRaw v_raw[CLA_V_LOADS];
+  ClaKvRaw k_raw[CLA_K_LOADS], v_raw[CLA_V_LOADS];
+  float2 own_scales = (float2)(1.0f); /* of the lane's key */
   if (first <= last) {
     const int own = cla_own_position(first, keys, lane);
     const long at = cla_key_row(&task.item, cla_page_of(pages, (uint)own), (uint)own,
                                 call.block_stride, call.token_stride);
+    own_scales = cla_own_scales(&opt, &task, cla_page_of(pages, (uint)own), own);
     cla_load_k(k_raw, k_lane, at, lane);
     cla_load_v(v_raw, v_lane, at, first_unit, lane);
     page = cla_page_of(pages, (uint)cla_own_position(first + CLA_STEP_KEYS, keys, lane));
   }
 #endif
-
   const float scale = cla_query_scale(&opt, &task, call.scale_log2e);
   for (uint i = warp; i < CLA_QUERY_LOADS; i += CLA_WARPS)
     queries[i * CLA_LANES + lane] = cla_signed_query(
@@ -90,9 +90,7 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   ClaRowState state[CLA_LANE_ROWS];
   float acc[CLA_ACC_SIZE];
   cla_decode_begin_rows(rows, state, acc, &opt, &task, call.causal, first_row, lane);
-
   barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read */
-
   for (; first <= last; first += CLA_STEP_KEYS) {
     const int next = first + CLA_STEP_KEYS;
     const int masked =
@@ -101,6 +99,7 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
 #if CLA_FEW_REGISTERS
     const int own = cla_own_position(first, keys, lane);
     const long at = cla_key_row(&task.item, page, (uint)own, call.block_stride, call.token_stride);
+    const float2 scales = cla_own_scales(&opt, &task, page, own);
     cla_multiply_qk(scores, k_lane + at,
                     queries + first_row / CLA_TILE_ROWS * CLA_K_UNITS * CLA_LANES, lane);
     page = cla_page_of(pages, (uint)cla_own_position(next, keys, lane));
@@ -108,15 +107,18 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
     cla_load_v(v_raw, v_lane, at, first_unit, lane);
 #else
     cla_multiply_qk(scores, k_raw, queries, lane);
-
+    const float2 scales = own_scales;
     const int own = cla_own_position(next, keys, lane);
     const long at = cla_key_row(&task.item, page, (uint)own, call.block_stride, call.token_stride);
     if (next <= last) { /* the same for the warp */
+      own_scales = cla_own_scales(&opt, &task, page, own);
       page = cla_page_of(pages, (uint)cla_own_position(next + CLA_STEP_KEYS, keys, lane));
       cla_load_k(k_raw, k_lane, at, lane);
     }
 #endif
+    cla_scale_keys(scores, scales.x, lane);
     cla_to_probabilities(scores, acc, state, rows, &opt, scale, first, masked, lane);
+    cla_scale_values(scores, acc, &level, scales.y, masked, lane);
     cla_decode_add_values(acc, scores, v_raw, rows, &values, masked,
                           cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)),
                           lane);
@@ -125,6 +127,7 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
 #endif
   }
 
+  cla_leave_level(acc, 1, level);
   const ClaResults results = CLA_RESULTS;
   const uint shared_row = cla_warp_keys(warp) * CLA_BLOCK_ROWS + first_row;
   for (uint dim = 0; dim < CLA_HEAD_DIM; dim += CLA_JOIN_DIMS) {

@@ -13,6 +13,9 @@
        S = Q K^T
        P = 2^(S - max), O = O * 2^(old max - max) + P V
 
+   With CLA_ROW_SCALES the scales of a tile's keys come to local memory, too, and meet S and P there
+   (attention/tile_scales.clh).
+
    Bytes and operations of a tile with 128 rows, 64 keys and 128 dims, per work-group: 32 KiB of K
    and V from global memory, 4.2 M multiply-adds, 160 KiB read from local memory by 4 warps of 32
    rows (8 warps of 16 rows would read 288 KiB and be bound by it), 8192 exponentials.
@@ -43,6 +46,8 @@
 #include "tile/unit.clh"
 
 #include "attention/row_tiles.clh"
+
+#include "attention/tile_scales.clh"
 #if CLA_KV_QUANT
 #include "tile/cache_pairs.clh"
 #endif
@@ -55,7 +60,6 @@
    anew for each tile, and they take no registers meanwhile. */
 #define CLA_ZERO(tile) (CLA_FEW_REGISTERS ? (uint)((tile) >> 31) : 0u)
 #define CLA_FRAGMENTS (CLA_BLOCK_ROWS * CLA_DIM_PARTS / (CLA_TILE_ROWS * CLA_WARPS))
-#define CLA_OWN_KEYS ((CLA_BLOCK_KV + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
 #if CLA_BLOCK_ROWS * CLA_DIM_PARTS % (CLA_TILE_ROWS * CLA_WARPS) != 0 ||  \
     CLA_WG_SIZE % CLA_LANES != 0 || CLA_BLOCK_KV % CLA_TILE_DEPTH != 0 || \
     CLA_BLOCK_KV % (CLA_B_TILES * CLA_TILE_COLUMNS) != 0
@@ -186,7 +190,8 @@ static inline uint cla_own_row(const ClaWarpRows* own, uint r, uint lane) {
 /* A tile's products with keys become probabilities, and the accumulator takes in its values. */
 static inline void cla_prefill_take_tile(float* acc, float* scores, ClaWarpRows* own,
                                          const ClaOptions* opt, float scale, int tile, int masked,
-                                         __local const uint4* v_tile, uint first_unit, uint lane) {
+                                         __local const uint4* v_tile, __local const float* scales,
+                                         float* level, uint first_unit, uint lane) {
   const int first_key = tile + (int)cla_c_column(lane);
 #pragma unroll
   for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
@@ -205,6 +210,9 @@ static inline void cla_prefill_take_tile(float* acc, float* scores, ClaWarpRows*
 #endif
     cla_rescale_rows(acc + m * CLA_ACC_TILES * CLA_C_SIZE, factors);
   }
+#if CLA_ROW_SCALES
+  cla_weigh_tile(scores, acc, level, CLA_FRAGMENTS, scales, masked, lane);
+#endif
   if (!masked || !cla_prefill_values_overflow(v_tile, lane)) {
     cla_prefill_multiply_pv(acc, scores, v_tile + first_unit, lane);
     return;
@@ -224,6 +232,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
   __local uint4 v_tile[2][CLA_BLOCK_KV * CLA_V_STRIDE] __attribute__((aligned(128)));
   __local long key_at[2][CLA_BLOCK_KV]; /* key i's place (ClaHeadRows), -1: no row sees it; of the
                                            next tile and of the one behind it */
+  __local float scales[2][CLA_SCALES_ROOM] __attribute__((aligned(128))); /* of a tile's keys */
 
   ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
@@ -238,6 +247,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
 
   ClaWarpRows own;
   float acc[CLA_FRAGMENTS * CLA_ACC_TILES * CLA_C_SIZE];
+  float level = CLA_FIRST_LEVEL; /* attention/row_scales.clh */
   const uint first_unit = CLA_DIM_PARTS == 1 ? 0 : CLA_FIRST_UNIT(cla_warp());
   own.first_row = cla_warp() / CLA_DIM_PARTS * (CLA_TILE_ROWS * CLA_FRAGMENTS);
 #pragma unroll
@@ -254,6 +264,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
   for (uint i = lid; i < 2 * CLA_BLOCK_KV; i += CLA_WG_SIZE)
     key_at[0][i] = cla_key_at(&task.item, pages, keys.end, keys.begin + (int)i, head_at,
                               call.block_stride, call.token_stride);
+  ClaScalesAhead ahead = cla_first_scales(scales[0], &opt, &task, pages, keys);
   barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
   if (!CLA_FEW_REGISTERS || keys.begin < keys.end)
     cla_start_copies(k_tile[0], v_tile[0], &head_keys, &head_values, key_at[0], 0);
@@ -266,6 +277,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
                                      the last tile read -> overwritten */
     cla_start_copies(k_tile[next], v_tile[next], &head_keys, &head_values, key_at[next],
                      CLA_ZERO(tile));
+    cla_start_scales(&ahead, &opt, &task, pages, keys.end, tile);
     long later_at[CLA_OWN_KEYS]; /* in flight, too */
 #pragma unroll
     for (int i = 0; i < CLA_OWN_KEYS; ++i)
@@ -276,19 +288,22 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
     float scores[CLA_FRAGMENTS * CLA_SCORE_TILES * CLA_C_SIZE];
     cla_prefill_multiply_qk(scores, q_tile + (own.first_row + CLA_ZERO(tile)) * CLA_STRIDE,
                             k_tile[stage], lane);
+    cla_scale_tile(scores, CLA_FRAGMENTS, scales[stage], lane);
     const int masked =
         CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end; /* for some row */
     cla_prefill_take_tile(acc, scores, &own, &opt, fabs(scale), tile, masked, v_tile[stage],
-                          first_unit, lane);
+                          scales[stage], &level, first_unit, lane);
 #pragma unroll
     for (uint i = 0; i < CLA_OWN_KEYS; ++i) {
       const uint key = lid + i * CLA_WG_SIZE;
       if (key < CLA_BLOCK_KV) key_at[stage][key] = later_at[i];
     }
+    cla_put_scales(scales[next], &ahead);
     stage = next;
   }
   cla_wait_copies();            /* of a tile past the end: zeros */
   barrier(CLK_LOCAL_MEM_FENCE); /* queries copied, even without a key -> overwritten */
+  cla_leave_level(acc, CLA_FRAGMENTS, level);
 
 #if CLA_OUT_FP8 && CLA_DIM_PARTS > 1
   opt.out_fp8 += 8 * first_unit;

@@ -101,7 +101,10 @@ class CacheImage {
         page * cache_.block_stride + head * cache_.head_stride + token * cache_.token_stride + dim;
     const std::int64_t logical =
         ((page * cache_.block_size + token) * cache_.num_kv_heads + head) * cache_.head_size + dim;
-    const RowFactors factors = row_factors(page, token, head, position, on_device && dim == 0);
+    const Stores stores = !on_device || dim > 0 ? Stores::kNothing
+                          : std::isnan(key)     ? Stores::kPoison
+                                                : Stores::kFactors;
+    const RowFactors factors = row_factors(page, token, head, position, stores);
     place(index(cache_.k_offset + row_at), key, factors.key, on_device,
           host_.truth.key_cache[index(logical)]);
     if (dim >= spec_.config.output_head_size()) {  // the oracle knows one size alone
@@ -132,22 +135,26 @@ class CacheImage {
   }
 
  private:
-  /// What a token's codes stand for. With row_scales each row has its own, which `stores` writes.
+  /// What a token's codes stand for. With row_scales each row has its own, which are stored beside
+  /// its first codes; or such as let nothing be told where they are used.
   struct RowFactors {
     double key = 1, value = 1;
   };
+  enum class Stores : std::uint8_t { kNothing, kFactors, kPoison };
   RowFactors row_factors(std::int64_t page, std::int64_t token, std::int64_t head,
-                         std::int64_t position, bool stores) {
+                         std::int64_t position, Stores stores) {
     RowFactors factors{cache_scale(spec_, false, head), cache_scale(spec_, true, head)};
     if (!cache_.row_scales) return factors;
     factors.key = std::ldexp(factors.key, static_cast<int>((position * 5 + head) % 4));
     factors.value = std::ldexp(factors.value, static_cast<int>((position * 3 + head) % 4) - 9);
-    if (!stores) return factors;
+    if (stores == Stores::kNothing) return factors;
+    const bool poison = stores == Stores::kPoison;
     const clattn::KVCache::RowScales& at = *cache_.row_scales;
     const std::int64_t row =
         page * at.block_stride + token * at.token_stride + head * at.head_stride;
-    put_scale(at.k_offset + row, factors.key);
-    put_scale(at.v_offset + row, factors.value);
+    constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+    put_scale(at.k_offset + row, poison ? kNaN : factors.key);
+    put_scale(at.v_offset + row, poison ? std::numeric_limits<double>::infinity() : factors.value);
     return factors;
   }
   void put_scale(std::int64_t at, double scale) {

@@ -40,8 +40,10 @@ TaskCosts task_costs(const KernelCosts& costs, const KernelShape& shape, const H
   const double heads = tiling.heads_per_item * tiling.kv_heads;
   const double width = shape.head_size + shape.value_size();
   const double elements = latent ? shape.head_size + shape.rope_dim : width;
+  const double scales = shape.row_scales ? 2.0 * sizeof(float) : 0;
   const double bytes =
-      elements * tiling.kv_heads * static_cast<double>(element_size_bytes(shape.cache_dtype));
+      tiling.kv_heads *
+      (elements * static_cast<double>(element_size_bytes(shape.cache_dtype)) + scales);
   const double flops =
       heads * (latent ? 4.0 * shape.head_size + 2.0 * shape.rope_dim : 2.0 * width);
   // Bytes and products a nanosecond are GB and GFLOP a second.

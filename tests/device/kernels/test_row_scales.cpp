@@ -90,6 +90,7 @@ TEST(RowScales, WithWhatALayerAdds) {
     masked.config.kernel_family = family;
     masked.config.custom_mask = true;
     masked.config.output_fp8 = true;
+    masked.unseen_is_nan = true;
     expect_right(context, masked);
   });
 }
