@@ -118,7 +118,7 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
 #endif
     cla_scale_keys(scores, scales.x, lane);
     cla_to_probabilities(scores, acc, state, rows, &opt, scale, first, masked, lane);
-    cla_scale_values(scores, acc, &level, scales.y, masked, lane);
+    cla_scale_values(scores, acc, &level, scales.y, lane);
     cla_decode_add_values(acc, scores, v_raw, rows, &values, masked,
                           cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)),
                           lane);

@@ -211,7 +211,7 @@ static inline void cla_prefill_take_tile(float* acc, float* scores, ClaWarpRows*
     cla_rescale_rows(acc + m * CLA_ACC_TILES * CLA_C_SIZE, factors);
   }
 #if CLA_ROW_SCALES
-  cla_weigh_tile(scores, acc, level, CLA_FRAGMENTS, scales, masked, lane);
+  cla_weigh_tile(scores, acc, level, CLA_FRAGMENTS, scales + CLA_BLOCK_KV, lane);
 #endif
   if (!masked || !cla_prefill_values_overflow(v_tile, lane)) {
     cla_prefill_multiply_pv(acc, scores, v_tile + first_unit, lane);

@@ -35,6 +35,9 @@
    accumulation registers on MFMA; on WMMA tiles have 16 keys, since an accumulator of 128 registers
    leaves room for no more. What else the loop needs: bench/cards/loops.txt.
 
+   With CLA_ROW_SCALES the scales of keys and values are looked up with their addresses and lie
+   beside these; they meet S and P (attention/tile_scales.clh).
+
    macro                unit        legal values, beside those of core/task.clh, tile/CONTRACT.md
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8; CLA_VALUE_DIM: core/dims.clh
    CLA_BLOCK_ROWS       rows        TILE_ROWS * WG_SIZE / LANES
@@ -42,7 +45,7 @@
    CLA_WG_SIZE          work-items  a multiple of LANES, and of BLOCK_KV at least twice
 
    Local memory: K of BLOCK_KV rows of HEAD_DIM elements, V of HEAD_DIM rows of BLOCK_KV, 16 B more
-   for each row, and 16 B a work-item. */
+   for each row, and 16 B a work-item, 32 with CLA_ROW_SCALES. */
 #define CLA_QK_STEPS ((CLA_HEAD_DIM + CLA_TILE_DEPTH - 1) / CLA_TILE_DEPTH)
 /* Units of 16 bytes from row to row in local memory. Odd, so that eight rows lie in all banks. */
 #define CLA_STEP_UNITS (CLA_TILE_DEPTH / 8)
@@ -71,6 +74,8 @@
 #include "tile/unit.clh"
 
 #include "attention/row_tiles.clh"
+
+#include "attention/tile_scales.clh"
 #include "tile/cache_pairs.clh"
 
 #if CLA_BLOCK_ROWS != CLA_TILE_ROWS * CLA_WARPS || CLA_WG_SIZE % CLA_LANES != 0 || \
@@ -106,6 +111,24 @@ static inline long cla_readable_key(const ClaWorkItem* item, __global const int*
                                     int position, long head_at, long block_stride,
                                     long token_stride) {
   return max(cla_key_at(item, pages, end, position, head_at, block_stride, token_stride), 0L);
+}
+
+/* The scales of a position in a range that is not empty, or of its last. */
+static inline float2 cla_scales_at(const ClaOptions* opt, const ClaTask* task,
+                                   __global const int* pages, int end, int position) {
+#if CLA_ROW_SCALES
+  const uint own = (uint)min(position, end - 1);
+  return cla_row_scales(opt, cla_page_of(pages, own), own % CLA_PAGE_SIZE, task->kv_head);
+#else
+  return (float2)(1.0f);
+#endif
+}
+/* Puts those of key `key` of the item there: scales[2][KEY_RING], of keys and of values. */
+static inline void cla_put_ring_scales(__local float* scales, uint key, float2 own) {
+#if CLA_ROW_SCALES
+  scales[key % CLA_KEY_RING] = own.x;
+  scales[CLA_KEY_RING + key % CLA_KEY_RING] = own.y;
+#endif
 }
 
 /* Starts loading a tile of K and V from the cache into registers. */
@@ -359,7 +382,8 @@ static inline void cla_staged_extract_overflows(float* acc, float* scores, const
 /* A tile's products with keys become probabilities, and the accumulator takes in its values. */
 static inline void cla_staged_take_tile(float* acc, float* scores, ClaRowState* state,
                                         const ClaRow* row, const ClaOptions* opt, float scale,
-                                        int tile, int masked, __local uint4* v_tile, uint lane) {
+                                        int tile, int masked, __local uint4* v_tile,
+                                        __local const float* scales, float* level, uint lane) {
   const int first_key = tile + (int)cla_c_column(lane);
   float factor;
   ClaA probabilities[CLA_KEY_STEPS];
@@ -367,6 +391,9 @@ static inline void cla_staged_take_tile(float* acc, float* scores, ClaRowState* 
   if (CLA_B_EARLY) cla_staged_start_values(&of, v_tile, lane);
   cla_rows_to_probabilities(scores, &factor, state, row, opt, scale, first_key, masked, 0);
   cla_rescale_rows(acc, &factor);
+#if CLA_ROW_SCALES
+  cla_weigh_tile(scores, acc, level, 1, scales + CLA_KEY_RING, lane);
+#endif
   cla_round_rows(probabilities, scores);
 #if CLA_MASK /* gfx1100 spills (clang 19) if the compiler knows that every tile is masked */
   CLA_KEEP_PLACE(masked);
@@ -383,6 +410,7 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
   __local uint4 v_tile[CLA_V_ROWS * CLA_V_STRIDE];
   __local long key_at[CLA_KEY_RING]; /* cla_readable_key() of each key, counted from the item's
                                         first */
+  __local float scales[CLA_ROW_SCALES ? 2 * CLA_KEY_RING : 1]; /* of these keys, their values */
 
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
@@ -405,6 +433,7 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
   const ClaQueries queries = {q + queries_at, scale < 0.0f ? 0x80008000u : 0u};
   ClaA held[CLA_HELD_STEPS];
   float acc[CLA_ACC_SIZE];
+  float level = CLA_FIRST_LEVEL; /* attention/row_scales.clh */
   cla_staged_load_queries(held, &queries, 0, lane);
 #pragma unroll
   for (uint i = 0; i < CLA_ACC_SIZE; ++i) acc[i] = 0.0f;
@@ -412,6 +441,9 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
   cla_staged_zero_behind(k_tile, v_tile);
   key_at[lid] = cla_readable_key(&task.item, pages, keys.end, keys.begin + (int)lid, head_at,
                                  call.block_stride, call.token_stride);
+  if (CLA_ROW_SCALES && keys.begin < keys.end)
+    cla_put_ring_scales(scales, lid,
+                        cla_scales_at(&opt, &task, pages, keys.end, keys.begin + (int)lid));
   barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
   ClaStage stage;
   cla_start_stage(&stage, &head_keys, &head_values, key_at);
@@ -435,12 +467,19 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
     float scores[CLA_SCORE_TILES * CLA_C_SIZE];
     if (!CLA_B_EARLY) cla_start_keys(&of, k_tile, 0, CLA_HELD_STEPS, lane);
     cla_staged_multiply_qk(scores, held, &queries, &of, k_tile, lane);
+    float2 later_scales = (float2)(1.0f); /* their pages have come meanwhile */
+    if (CLA_ROW_SCALES && looks_up)
+      later_scales = cla_scales_at(&opt, &task, pages, keys.end, tile + CLA_WG_SIZE + (int)lid);
+    cla_scale_tile(scores, 1, scales + first % CLA_KEY_RING, lane);
     const int masked =
         CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end; /* for some row */
-    cla_staged_take_tile(acc, scores, &state, &row, &opt, fabs(scale), tile, masked, v_tile, lane);
+    cla_staged_take_tile(acc, scores, &state, &row, &opt, fabs(scale), tile, masked, v_tile,
+                         scales + first % CLA_KEY_RING, &level, lane);
     if (looks_up) key_at[(first + CLA_WG_SIZE + lid) % CLA_KEY_RING] = later_at;
+    if (looks_up) cla_put_ring_scales(scales, first + CLA_WG_SIZE + lid, later_scales);
   }
 
+  cla_leave_level(acc, 1, level);
   const ClaSideResults side = {CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, call.write_lse ? lse : 0};
   float factor;
   if (!cla_finish_aside(&opt, &task, (uint)call.num_kv_heads, &side, own_row, state, acc, lane,

@@ -146,7 +146,9 @@ class CacheImage {
     RowFactors factors{cache_scale(spec_, false, head), cache_scale(spec_, true, head)};
     if (!cache_.row_scales) return factors;
     factors.key = std::ldexp(factors.key, static_cast<int>((position * 5 + head) % 4));
-    factors.value = std::ldexp(factors.value, static_cast<int>((position * 3 + head) % 4) - 9);
+    // Larger ones come behind smaller ones, too.
+    const std::int64_t power = (position * 3 + head) % 4 + position / 16 % 8 - 9;
+    factors.value = std::ldexp(factors.value, static_cast<int>(power));
     if (stores == Stores::kNothing) return factors;
     const bool poison = stores == Stores::kPoison;
     const clattn::KVCache::RowScales& at = *cache_.row_scales;
