@@ -41,7 +41,7 @@ class AttentionWorkload : public Workload {
                              4);
     if (config_.custom_mask) put_mask(*context);
     q_.fill(queue_, query_);
-    kv_.fill(queue_, cache_.cache.buffer);
+    kv_.fill(queue_, cache_.cache);
     if (packed) {
       packed_ = split_kv_cache(cache_.cache.buffer, spec_of(config_));
       packed_->scales = cache_.cache.scales;
@@ -203,6 +203,16 @@ class AttentionWorkload : public Workload {
       call.sinks[h] -= call.alibi_slopes[h] * static_cast<double>(ahead);
   }
 
+  /// The scales of a token's key and value in caches that have them.
+  static std::pair<double, double> row_scales(const KVCache& cache, std::int64_t block,
+                                              std::int64_t token, std::int64_t kv_head) {
+    if (!cache.row_scales) return {1, 1};
+    const KVCache::RowScales& at = *cache.row_scales;
+    const std::int64_t row =
+        block * at.block_stride + token * at.token_stride + kv_head * at.head_stride;
+    return {row_scale_at(at.k_offset + row), row_scale_at(at.v_offset + row)};
+  }
+
   /// The keys and values of one KV head that one token may see, as a batch of their own.
   oracle::AttentionCase oracle_row(std::size_t request, std::int32_t token, std::int32_t kv_head,
                                    HeadRange heads) const {
@@ -221,15 +231,16 @@ class AttentionWorkload : public Workload {
     for (const std::int32_t position : keys) {
       const std::int64_t slot = batches_[set_].slot(request, position - first_new);
       const std::int64_t block = slot / kv.block_size, in_block = slot % kv.block_size;
+      const auto [key_scale, value_scale] = row_scales(kv, block, in_block, kv_head);
       for (std::int32_t d = 0; d < config_.head_size; ++d) {
         const auto places = [&](const auto& cache) {
           return std::pair(cache.key_at(block, in_block, kv_head, d),
                            cache.value_at(block, in_block, kv_head, d));
         };
         const auto [key, value] = packed_ ? places(*packed_) : places(kv);
-        call.key_cache.push_back(kv_.at(to_size(key)));
+        call.key_cache.push_back(key_scale * kv_.at(to_size(key)));
         const bool exists = d < value_width(config_);
-        call.value_cache.push_back(exists ? kv_.at(to_size(value)) : 0);
+        call.value_cache.push_back(exists ? value_scale * kv_.at(to_size(value)) : 0);
       }
     }
     return call;

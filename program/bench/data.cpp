@@ -49,6 +49,41 @@ void TiledRandom::fill(const Queue& queue, const Buffer& buffer) const {
   }
 }
 
+void TiledRandom::fill(const Queue& queue, const KVCache& cache) const {
+  if (!cache.row_scales) return fill(queue, cache.buffer);
+  constexpr std::size_t kChunkBytes = 1 << 20;
+  const std::span<const std::byte> bytes = elements_->bytes;  // a code each
+  const KVCache::RowScales& at = *cache.row_scales;
+  const std::size_t page_bytes = to_size(at.block_stride) * sizeof(float);
+  const std::int64_t rows = std::int64_t{cache.block_size} * cache.num_kv_heads;
+  const auto chunk = static_cast<std::int64_t>(std::max<std::size_t>(kChunkBytes / page_bytes, 1));
+  for (std::int64_t first = 0; first < cache.num_blocks; first += chunk) {
+    const std::int64_t end = std::min(first + chunk, cache.num_blocks);
+    const std::size_t begin = to_size(first) * page_bytes;
+    std::vector<std::byte> pages(to_size(end - first) * page_bytes);
+    for (std::size_t i = 0; i < pages.size();) {
+      const std::span<const std::byte> rest = bytes.subspan((begin + i) % bytes.size());
+      const std::size_t count = std::min(rest.size(), pages.size() - i);
+      std::memcpy(&pages[i], rest.data(), count);
+      i += count;
+    }
+    for (std::int64_t page = first; page < end; ++page) {
+      for (const std::int64_t side : {at.k_offset, at.v_offset}) {
+        for (std::int64_t row = 0; row < rows; ++row) {  // the rows of a page, in some order
+          const std::int64_t place = side + page * at.block_stride + row;
+          const float scale = row_scale_at(place);
+          std::memcpy(&pages[to_size(place) * sizeof(float) - begin], &scale, sizeof(float));
+        }
+      }
+    }
+    queue.write(cache.buffer, pages, begin);
+  }
+}
+
+float row_scale_at(std::int64_t place) {
+  return 0.5F + 0.125F * static_cast<float>(place % 7);
+}
+
 std::vector<std::byte> TiledRandom::stored(DType dtype, std::size_t first,
                                            std::size_t count) const {
   std::vector<double> values(count);
@@ -180,9 +215,11 @@ std::vector<KeyRange> seen_keys(const AttentionConfig& config, const RequestShap
 Work attention_work(const AttentionConfig& config, const std::vector<RequestShape>& requests) {
   Work work;
   const double key_width = config.head_size, value_width = config.output_head_size();
-  const double row_bytes = config.num_kv_heads *
-                           (config.use_mla ? key_width : key_width + value_width) *
-                           static_cast<double>(element_size_bytes(config.cache_dtype()));
+  const double scale_bytes = config.cache_format().scales_per_row() ? 2.0 * sizeof(float) : 0;
+  const double row_bytes =
+      config.num_kv_heads * ((config.use_mla ? key_width : key_width + value_width) *
+                                 static_cast<double>(element_size_bytes(config.cache_dtype())) +
+                             scale_bytes);
   for (const RequestShape& request : requests) {
     std::int64_t pairs = 0, unseen = 0;  // keys that lie before those of all queries, or in a gap
     for (std::int32_t token = 0; token < request.query_len; ++token) {
@@ -261,7 +298,7 @@ TwoWays::TwoWays(const BenchTask& task)
   for (Buffer* out : {&one_out_, &other_out_})
     *out = task.context->allocate(heads * to_size(config_.output_head_size()) * size);
   TiledRandom(config_.dtype, 5).fill(queue_, query_);
-  TiledRandom(config_.cache_dtype(), 6).fill(queue_, cache_.cache.buffer);
+  TiledRandom(config_.cache_dtype(), 6).fill(queue_, cache_.cache);
   backend = cache_.backend->name();
 }
 

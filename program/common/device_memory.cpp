@@ -104,7 +104,8 @@ LogicalCache download_cache(const Queue& queue, const KVCache& cache) {
 }
 
 void set_unit_scales(const Context& context, const Queue& queue, KVCache& cache) {
-  if (cache.dtype == DType::kInt8) set_scales(context, queue, std::array{1.0F, 1.0F}, cache);
+  if (cache.dtype == DType::kInt8 && !cache.row_scales)
+    set_scales(context, queue, std::array{1.0F, 1.0F}, cache);
 }
 
 PackedKVCache packed_shape(const AttentionConfig& config, std::int64_t num_blocks) {

@@ -143,7 +143,8 @@ TEST(Bench, AReportIsReplacedAndNotWrittenOver) {
   EXPECT_FALSE(std::filesystem::exists(file.string() + ".tmp"));
 }
 
-/// Latent rows, windows, a soft cap, sinks and an 8-bit cache are judged right.
+/// Latent rows, windows, a soft cap, sinks, an 8-bit cache and one with a scale for each token and
+/// head are judged right.
 TEST(Bench, TheOptionsOfModelsAreMeasuredAndRight) {
   const ScratchDirectory scratch;
   const std::string shapes = (scratch.path() / "options.txt").string();
@@ -153,11 +154,12 @@ TEST(Bench, TheOptionsOfModelsAreMeasuredAndRight) {
               "decode quick 2q1s40\ncache quick q40\n"
               "model gemma num_heads=2 num_kv_heads=1 head_size=64 dtype=f16 sliding_window=30 "
               "logits_soft_cap=20 sinks=yes\n"
-              "decode quick 2q1s70\nprefill quick q70 kv_cache_dtype=fp8_e4m3\n");
+              "decode quick 2q1s70\nprefill quick q70 kv_cache_dtype=fp8_e4m3\n"
+              "mixed quick q20_2q1s70 kv_cache_dtype=int8_per_token_head\n");
   const ProgramResult result = run_program("bench --quick --json - --shapes " + shapes);
   EXPECT_EQ(result.code, 0) << result.standard_error;
   const json report = json::parse(result.standard_output);
-  EXPECT_EQ(report.at("rows").size(), 4U);
+  EXPECT_EQ(report.at("rows").size(), 5U);
   for (const json& row : report.at("rows")) {
     EXPECT_TRUE(row.value("correct", false)) << row;
   }
