@@ -27,7 +27,7 @@ def prefix_sums(counts):
 
 
 class Comparable:
-    """What the first peer that was right gave, for others to be compared with."""
+    """Keeps the output of the first peer that was right, which others are compared with."""
 
     kind = ATTENTION
     first_output = None

@@ -54,7 +54,7 @@ class RuleProblem(Comparable):
         return torch.randn(*shape, device=self.device, dtype=self.dtype)
 
     def states(self):
-        """Of each set, a peer's own."""
+        """A peer's own copies of the first states, one for each set."""
         return [self.first_states.clone() for _ in range(self.sets)]
 
     def packed(self, tensor):

@@ -24,7 +24,7 @@ import report_file
 from compare_report import print_drift, print_table, write_reports
 
 SUITES = ("decode", "prefill", "mixed", "spec")
-RECURRENT_SUITES = ("gdn_decode", "gdn_prefill")  # if --suite names them
+RECURRENT_SUITES = ("gdn_decode", "gdn_prefill")  # measured only if --suite names them
 CLATTN_SHARE = 0.6  # of --budget-seconds at most; the peers have the rest
 
 
@@ -68,7 +68,7 @@ def parse_arguments():
     parser.add_argument("--clattn", required=True, help="the program, build/release/clattn")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cuda where there is one")
     parser.add_argument("--suite", action="append", choices=SUITES + RECURRENT_SUITES,
-                        help="repeat for several; all of attention if there is none")
+                        help="repeat for several; without it, all suites of attention")
     parser.add_argument("--model", action="append", help="as of clattn bench; repeat for several")
     parser.add_argument("--shapes", action="append", help="as of clattn bench; repeat for several")
     parser.add_argument("--filter", default="", help="only rows with this text in their name")
@@ -239,7 +239,7 @@ def measure_all(rows, wanted, arguments, seconds, say):
 
 
 def known_peers(arguments):
-    """Those of the suites that were asked for; each refuses rows of another kind."""
+    """The peers of the suites that were asked for; each refuses rows of another kind."""
     import compare_peers
     import compare_recurrent
     from compare_problem import ATTENTION, RECURRENT, Unsupported

@@ -173,8 +173,9 @@ CLATTN_C_API ClattnResult clattn_session_step(ClattnSession* session,
                                               const ClattnStepRequest* requests,
                                               size_t num_requests, ClattnStepRows* rows);
 /** How many free blocks clattn_session_step() with the same requests would take: needed[0] of
-   layers that keep all tokens, then [1 + i] of window i. `num_pools` is 1 + num_windows. Changes
-   nothing; refused in a step that does not count yet. */
+   layers that keep all tokens, needed[1 + i] of window i. `num_pools` is 1 + num_windows. Changes
+   nothing but the order in which blocks that it finds are reused; refused in a step that does not
+   count yet. */
 CLATTN_C_API ClattnResult clattn_session_blocks_needed(ClattnSession* session,
                                                        const ClattnStepRequest* requests,
                                                        size_t num_requests, int64_t* needed,

@@ -182,7 +182,7 @@ struct GatedDeltaRule {
   RecurrentRule rule = RecurrentRule::kDelta;  ///< what a token adds to its state
   bool use_qk_l2norm_in_kernel = true;         ///< x / sqrt(sum x^2 + 1e-6), of queries and keys
   std::optional<float> scale = std::nullopt;   ///< of queries; none = head_k_dim^-1/2
-  /// Whose matrix units multiply in chunks; kGpu and kCpu: none, all products are in f32.
+  /// Which matrix units may multiply chunks. kGpu and kCpu: none, so that all products are in f32.
   KernelFamily kernel_family = KernelFamily::kAuto;
 };
 
@@ -193,9 +193,9 @@ struct GatedDeltaRule {
 /// fused_recurrent goes token by token, and gives a request the same bits in any batch, and with
 /// f32 states however its tokens are split over steps. chunk takes requests of at least 16 tokens
 /// without drafts in chunks, where the device's local memory holds one, and others as
-/// fused_recurrent does. Both compute in f32; where rounds_products() says so, chunks round states
-/// and what is added to them to `dtype` where products take them. Throw kUnsupported where the
-/// device has nothing of `kernel_family`.
+/// fused_recurrent does. Both compute in f32, except that products of chunks round states, and what
+/// is added to them, to `dtype` if rounds_products() says so. Both throw kUnsupported if the device
+/// has nothing of `kernel_family`.
 ///@{
 void fused_recurrent_gated_delta_rule(const Context& context, cl_command_queue queue,
                                       const GatedDeltaRule& rule, const StateView& states,
@@ -204,9 +204,9 @@ void chunk_gated_delta_rule(const Context& context, cl_command_queue queue,
                             const GatedDeltaRule& rule, const StateView& states,
                             const RecurrentMetadata& metadata, Event* event = nullptr);
 ///@}
-/// Whether chunks are multiplied by matrix units, which take 16-bit operands: with one decay for
-/// each head, the delta rule, 16-bit activations (f16 with use_qk_l2norm_in_kernel only), and rows
-/// of query and key that begin at multiples of 16 bytes. Builds the kernel of f32 states.
+/// Whether chunks are multiplied by matrix units, which take 16-bit operands. They need the delta
+/// rule, one decay for each head, 16-bit activations (f16 only with use_qk_l2norm_in_kernel), and
+/// rows of query and key that begin at multiples of 16 bytes. Builds the kernel for f32 states.
 bool rounds_products(const Context& context, const GatedDeltaRule& rule);
 
 /// Mamba 2: S = S e^(A dt) + dt x B^T;  y = S C + D x, then y silu(z). dt is softplus(dt + dt_bias)

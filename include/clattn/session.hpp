@@ -231,11 +231,10 @@ class Session {
   }
 
   /// How many free blocks step() with the same requests would take: of blocks(), then of each of
-  /// window_blocks(); for schedulers that rather leave a request out than evict one. States of
-  /// recurrent layers are not counted. Changes nothing but the order in which blocks that it finds
-  /// are reused. Throws what step() throws
-  /// for the requests, but kOutOfBlocks and what concerns the whole step, and kInvalidArgument in a
-  /// step that does not count yet.
+  /// window_blocks(); for schedulers that would rather leave a request out than evict one. States
+  /// of recurrent layers are not counted. Changes nothing but the order in which blocks that it
+  /// finds are reused. Throws what step() throws for the requests, except kOutOfBlocks and what
+  /// concerns the whole step; throws kInvalidArgument in a step that does not count yet.
   std::vector<std::int64_t> blocks_needed(std::span<const StepRequest> requests);
   /// The same.
   std::vector<std::int64_t> blocks_needed(std::initializer_list<StepRequest> requests) {

@@ -17,7 +17,7 @@
    (core/last_arrival.clh).
 
    With CLA_ROW_SCALES a lane loads the two scales of the key that it looks up, a step ahead like K,
-   and lanes exchange them where they meet S and P (attention/row_scales.clh).
+   and lanes exchange them before they multiply S and P (attention/row_scales.clh).
 
    With CLA_FEW_REGISTERS no step loads for the next one: K is loaded right before its products, V
    before the softmax. CLA_SHARERS warps then share their keys; each has one tile of the rows and

@@ -13,8 +13,8 @@
        S = Q K^T
        P = 2^(S - max), O = O * 2^(old max - max) + P V
 
-   With CLA_ROW_SCALES the scales of a tile's keys come to local memory, too, and meet S and P there
-   (attention/tile_scales.clh).
+   With CLA_ROW_SCALES the scales of a tile's keys and values are copied to local memory, too, and
+   multiply S and P (attention/tile_scales.clh).
 
    Bytes and operations of a tile with 128 rows, 64 keys and 128 dims, per work-group: 32 KiB of K
    and V from global memory, 4.2 M multiply-adds, 160 KiB read from local memory by 4 warps of 32

@@ -35,8 +35,8 @@
    accumulation registers on MFMA; on WMMA tiles have 16 keys, since an accumulator of 128 registers
    leaves room for no more. What else the loop needs: bench/cards/loops.txt.
 
-   With CLA_ROW_SCALES the scales of keys and values are looked up with their addresses and lie
-   beside these; they meet S and P (attention/tile_scales.clh).
+   With CLA_ROW_SCALES the scales of keys and values are looked up along with their addresses, lie
+   beside these in local memory, and multiply S and P (attention/tile_scales.clh).
 
    macro                unit        legal values, beside those of core/task.clh, tile/CONTRACT.md
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8; CLA_VALUE_DIM: core/dims.clh
@@ -113,7 +113,7 @@ static inline long cla_readable_key(const ClaWorkItem* item, __global const int*
   return max(cla_key_at(item, pages, end, position, head_at, block_stride, token_stride), 0L);
 }
 
-/* The scales of a position in a range that is not empty, or of its last. */
+/* The scales of a position, or those of end - 1 if it lies behind; the range must not be empty. */
 static inline float2 cla_scales_at(const ClaOptions* opt, const ClaTask* task,
                                    __global const int* pages, int end, int position) {
 #if CLA_ROW_SCALES
@@ -123,7 +123,7 @@ static inline float2 cla_scales_at(const ClaOptions* opt, const ClaTask* task,
   return (float2)(1.0f);
 #endif
 }
-/* Puts those of key `key` of the item there: scales[2][KEY_RING], of keys and of values. */
+/* Stores those of the item's key `key` in scales[2][KEY_RING], of keys and of values. */
 static inline void cla_put_ring_scales(__local float* scales, uint key, float2 own) {
 #if CLA_ROW_SCALES
   scales[key % CLA_KEY_RING] = own.x;
@@ -410,7 +410,7 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
   __local uint4 v_tile[CLA_V_ROWS * CLA_V_STRIDE];
   __local long key_at[CLA_KEY_RING]; /* cla_readable_key() of each key, counted from the item's
                                         first */
-  __local float scales[CLA_ROW_SCALES ? 2 * CLA_KEY_RING : 1]; /* of these keys, their values */
+  __local float scales[CLA_ROW_SCALES ? 2 * CLA_KEY_RING : 1]; /* of these keys, then values */
 
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);

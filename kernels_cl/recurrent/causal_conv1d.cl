@@ -162,7 +162,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ca
     cla_vf before[CLA_BEFORE];
     for (int j = 0; j < CLA_BEFORE; ++j) before[j] = seen[j];
     for (int t = begin; t < end; t += CLA_AHEAD) {
-      cla_vf inputs[CLA_AHEAD]; /* on their way together */
+      cla_vf inputs[CLA_AHEAD]; /* in flight together */
 #pragma unroll
       for (int a = 0; a < CLA_AHEAD; ++a)
         inputs[a] = cla_input(&from, request.first + min(t + a, end - 1));

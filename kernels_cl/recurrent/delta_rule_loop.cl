@@ -35,7 +35,7 @@
 #endif
 
 #if CLA_LANES % 4 == 0
-/* Of the lanes' numbers side by side. */
+/* The sum of the lanes' numbers, which lie side by side. */
 static inline float cla_sum_parts(__local const float* parts) {
   __local const float4* const fours = (__local const float4*)parts;
   float4 sum = fours[0];
@@ -176,7 +176,7 @@ static inline void cla_step(cla_vf (*s)[CLA_VECS], const ClaToken* token, const 
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_delta_rule_loop(
     CLA_RULE_PARAMS) {
-  /* In turns: one barrier for each. */
+  /* Used in turns, so that each sum needs only one barrier. */
   __local float predicted[CLA_PARTS] __attribute__((aligned(16)));
   __local float results[CLA_PARTS] __attribute__((aligned(16)));
   const uint splits = (CLA_V_DIM + CLA_ROWS - 1) / CLA_ROWS, group = (uint)get_group_id(0);

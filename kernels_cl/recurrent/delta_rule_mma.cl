@@ -10,22 +10,22 @@
    columns, so what one product gives is the A of the next, no row leaves its warp, and local memory
    holds only what all rows share (recurrent/chunk_tiles.clh). All groups of a head make that anew.
 
-   S and U are rounded to elements where they meet keys and M, which is rounded, too. The triangle
-   is solved by operands of two parts, L, T and U alike, for it enlarges errors: what remains is
-   smaller than the roundings above by 2^-8 at least.
+   S and U are rounded to elements where they are multiplied with keys, queries and M, which is
+   rounded, too. The triangle is solved with operands of two parts, L, T and U alike, since it
+   enlarges errors: those that remain are at most 2^-8 of the roundings above.
 
    Multiply-adds of a token and value head with K = V = 128, chunks of 64 and 64 rows, blocks above
    diagonals left out: 3 K V = 49 k for P, O and S, 40 V = 5 k for M U, (72 + 48) V = 15 k for the
-   two steps of U, 80 K = 10 k for L and M of each of the two groups, so 90 k in all; with chunks of
-   32 77 k. Local memory is tile_bytes() of src/recurrent/rule_tiles.cpp.
+   two steps of U, 80 K = 10 k for L and M of each of the two groups, so 90 k in all, or 77 k with
+   chunks of 32. Local memory is at most tile_bytes() of src/recurrent/rule_tiles.cpp.
 
    macro        legal values                     meaning
    CLA_CHUNK    multiple of CLA_BLOCK            tokens; WG_SIZE divides 2 CHUNK, or is a multiple
    CLA_ROWS     TILE_ROWS * WG_SIZE / LANES      rows of a group; divides V_DIM
    CLA_WG_SIZE  multiple of LANES
    CLA_K_DIM    multiple of TILE_DEPTH and of B_TILES * TILE_COLUMNS
-   CLA_RULE and CLA_BY_CHANNEL are 0, CLA_SKIP and CLA_HAS_Z, too; rows of query and key are aligned
-   to 16 bytes.
+   CLA_RULE, CLA_BY_CHANNEL, CLA_SKIP and CLA_HAS_Z are 0; rows of query and key are aligned to 16
+   bytes.
 
    Launch: num_reqs * num_v_heads * (V_DIM / CLA_ROWS) groups. */
 
@@ -42,7 +42,7 @@
     CLA_K_DIM % CLA_TILE_DEPTH != 0 || CLA_K_DIM % (CLA_B_TILES * CLA_TILE_COLUMNS) != 0
 #error "delta_rule_mma.cl: CLA_CHUNK, CLA_ROWS, CLA_WG_SIZE and CLA_K_DIM do not tile"
 #endif
-#ifndef CLA_A_OF_COLUMNS /* an A made of C that meets what cla_load_b_columns() loads */
+#ifndef CLA_A_OF_COLUMNS /* an A made of C, for what cla_load_b_columns() loads */
 #define CLA_A_OF_COLUMNS cla_a_of_c
 #endif
 
@@ -55,7 +55,7 @@
 #define CLA_L_UNITS (CLA_BLOCKS > 1 ? CLA_M_UNITS : 0)
 #define CLA_T_UNITS CLA_COLUMN_UNITS(CLA_BLOCK_STEPS, CLA_CHUNK)
 
-/* c[num_tiles] += A B, B's columns from row `row`, unit `unit` of a tile on. */
+/* c[num_tiles] += A B; B's columns are the tile's rows from `row` on, from unit `unit` on. */
 static inline void cla_multiply_columns(float* c, uint num_tiles, ClaA a, __local const uint4* tile,
                                         uint steps, uint row, uint unit, uint lane) {
 #pragma unroll
@@ -100,8 +100,8 @@ static inline void cla_apply_state(float* u, float* o, const float* s, const Cla
   }
 }
 
-/* U from its right side, one block of tokens after the other; a solved one is taken out of all
-   later ones, whose products do not wait for each other. */
+/* Solves U from its right side, one block of tokens after the other. Each solved block is
+   subtracted from all later ones at once, since those products do not wait for each other. */
 static inline void cla_solve_blocks(float* u, const ClaRuleTiles* chunk, uint lane) {
 #pragma unroll
   for (uint i = 0; i < CLA_BLOCKS; ++i) {
@@ -165,7 +165,7 @@ static inline void cla_advance_tiles(float* s, const float* u, const ClaRuleTile
   }
 }
 
-/* What a warp's rows have of the tensors, from its first row on: a chunk's first token. */
+/* The tensors at a warp's first row and a chunk's first token. */
 typedef struct ClaWarpValues {
   __global const CLA_Q_T* value;
   __global CLA_Q_T* out;
@@ -208,7 +208,7 @@ static inline void cla_take_tiles(float* s, const ClaRuleTiles* chunk, const Cla
   cla_advance_tiles(s, u, chunk, lane);
 }
 
-/* Rows of a request without a page. */
+/* Zeros for the rows of a request without a page. */
 static inline void cla_skip_rows(__global CLA_Q_T* out, long stride, int tokens) {
   for (uint i = (uint)get_local_id(0); i < CLA_ROWS * (uint)tokens; i += CLA_WG_SIZE)
     CLA_Q_SET1(0.0f, out + i / CLA_ROWS * stride + i % CLA_ROWS);

@@ -52,7 +52,7 @@ void TiledRandom::fill(const Queue& queue, const Buffer& buffer) const {
 void TiledRandom::fill(const Queue& queue, const KVCache& cache) const {
   if (!cache.row_scales) return fill(queue, cache.buffer);
   constexpr std::size_t kChunkBytes = 1 << 20;
-  const std::span<const std::byte> bytes = elements_->bytes;  // a code each
+  const std::span<const std::byte> bytes = elements_->bytes;  // one for each code
   const KVCache::RowScales& at = *cache.row_scales;
   const std::size_t page_bytes = to_size(at.block_stride) * sizeof(float);
   const std::int64_t rows = std::int64_t{cache.block_size} * cache.num_kv_heads;

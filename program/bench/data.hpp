@@ -23,7 +23,7 @@ class TiledRandom {
   TiledRandom(DType dtype, std::uint32_t seed, double size = 1, double mean = 0);
   /// Makes at(i) of every element i of a buffer.
   void fill(const Queue& queue, const Buffer& buffer) const;
-  /// Makes at(i) of every element i of a cache, and row_scale_at(i) of those of its scales.
+  /// The same for a cache; element i of its scales becomes row_scale_at(i).
   void fill(const Queue& queue, const KVCache& cache) const;
   double at(std::size_t index) const { return elements_->values[index % kPeriod]; }
   /// `count` of them from `first` on, as `dtype` stores them.
@@ -41,8 +41,8 @@ class TiledRandom {
   std::shared_ptr<const Elements> elements_;
 };
 
-/// What benchmarks give a cache with a scale for each token and head as element `place` of its
-/// scales.
+/// Element `place` of the scales that benchmarks give to a cache with a scale for each token and
+/// head.
 float row_scale_at(std::int64_t place);
 
 /// A cache large enough for several independent page sets, so that a launch does not find its pages

@@ -17,8 +17,8 @@ struct OpKernel {
   std::size_t group_size = 1;
 };
 
-/// `options`: the -D options besides CLA_WG_SIZE and CLA_PTX. Groups have at most `most_items`
-/// work-items, as many as cache_op_work_group_size() says if that is less.
+/// `options`: the -D options besides CLA_WG_SIZE and CLA_PTX. Groups have as many work-items as
+/// cache_op_work_group_size() says, but at most `most_items`.
 OpKernel op_kernel(const Context& context, std::string_view entry, std::string_view file,
                    std::string_view options = {}, std::int32_t most_items = INT32_MAX);
 

@@ -45,8 +45,8 @@ void bind_lists(KernelLease& lease, const RecurrentMetadata& metadata);
 
 /// Floats of a vector that kernels compute with on this device.
 int recurrent_vector(const DeviceCapabilities& device);
-/// CLA_VEC, and CLA_ALIGNED where these offsets and strides, in elements, allow it: buffers
-/// themselves begin at multiples of any vector on GPUs.
+/// CLA_VEC, and CLA_ALIGNED where these offsets and strides, in elements, allow it. On GPUs the
+/// buffers themselves are aligned to any vector.
 std::string vector_options(const DeviceCapabilities& device, int vector,
                            std::span<const std::int64_t> elements);
 

@@ -77,7 +77,7 @@ std::int64_t chunk_bytes(const DeltaRuleCall& rule, std::int64_t chunk, std::int
 OpKernel tile_kernel(const Context& context, const RuleTile& tile, const std::string& options) {
   const DeviceCapabilities& device = context.capabilities();
   const Unit& unit = unit_of(tile.unit);
-  // As attention's kernels of this kind: on CPUs they serve comparison.
+  // As for attention's kernels on such units: on CPUs they only serve comparison.
   const bool slow = device.kind == DeviceKind::kCpu;
   return {context.runtime().kernel(
               {"recurrent/delta_rule_mma.cl", "clattn_delta_rule_mma",
@@ -238,7 +238,7 @@ void take_gates(const RecurrentCall& call, const GatedDeltaRule& given, DeltaRul
   rule.terms.lower_bound = *given.gate_lower_bound;
 }
 
-/// What a kernel is chosen by.
+/// The part of a call that a kernel is chosen by.
 DeltaRuleCall options_of(const GatedDeltaRule& given) {
   DeltaRuleCall rule;
   rule.dtype = given.dtype;
@@ -251,7 +251,7 @@ DeltaRuleCall options_of(const GatedDeltaRule& given) {
   rule.by_channel = given.decay_by_channel;
   rule.l2_norm = given.use_qk_l2norm_in_kernel;
   rule.kernel_family = given.kernel_family;
-  constexpr std::int64_t kUnit = 8;  // elements of 16 bytes
+  constexpr std::int64_t kUnit = 8;  // elements in 16 bytes
   rule.aligned_keys = true;
   for (const TensorRef& rows : {given.query, given.key})
     rule.aligned_keys &= rows.offset % kUnit == 0 && rows.token_stride % kUnit == 0;

@@ -11,8 +11,8 @@ namespace clattn::detail {
 
 namespace {
 
-// Best first. A device has one of the matrix units; those with fewer work-items are for values of
-// fewer elements, or such that larger groups do not divide.
+// Best first. A device has one of the matrix units. Smaller groups are for values with fewer
+// elements than a larger group has rows, or with a number that those rows do not divide.
 constexpr auto kTiles = std::to_array<RuleTile>({
     {UnitId::sm80, 64, 128, 128},
     {UnitId::sm80, 32, 128, 256},
@@ -31,7 +31,7 @@ constexpr auto kTiles = std::to_array<RuleTile>({
     {UnitId::dpas8, 16, 16, 128},
 });
 
-/// Local memory of a tile, bytes: at most what the kernel takes.
+/// Local memory of a tile, bytes; the kernel takes no more.
 std::int64_t tile_bytes(const RuleTile& tile, std::int64_t k_dim) {
   const UnitTraits& unit = unit_of(tile.unit).traits;
   const std::int64_t block = std::max(unit.tile_rows, 16), chunk = tile.chunk;

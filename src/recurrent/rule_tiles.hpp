@@ -14,7 +14,7 @@ struct RuleTile {
   UnitId unit{};
   std::int32_t chunk = 0;       ///< tokens
   std::int32_t group_size = 0;  ///< work-items
-  std::int32_t most_k = 0;      ///< elements of a key, that registers hold a state of
+  std::int32_t most_k = 0;      ///< elements of a key: registers hold no wider state
 
   /// Rows of a state that a group has.
   std::int32_t rows() const;

@@ -135,8 +135,8 @@ class CacheImage {
   }
 
  private:
-  /// What a token's codes stand for. With row_scales each row has its own, which are stored beside
-  /// its first codes; or such as let nothing be told where they are used.
+  /// The factors of a token's codes. With row_scales each row has its own, which are stored along
+  /// with its first code; kPoison stores NaN and infinity instead, which spoil what uses them.
   struct RowFactors {
     double key = 1, value = 1;
   };
@@ -146,7 +146,7 @@ class CacheImage {
     RowFactors factors{cache_scale(spec_, false, head), cache_scale(spec_, true, head)};
     if (!cache_.row_scales) return factors;
     factors.key = std::ldexp(factors.key, static_cast<int>((position * 5 + head) % 4));
-    // Larger ones come behind smaller ones, too.
+    // They also grow every 16 tokens, so that levels rise (attention/row_scales.clh).
     const std::int64_t power = (position * 3 + head) % 4 + position / 16 % 8 - 9;
     factors.value = std::ldexp(factors.value, static_cast<int>(power));
     if (stores == Stores::kNothing) return factors;

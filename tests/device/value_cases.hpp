@@ -31,7 +31,8 @@ inline CaseResult expect_right(const std::shared_ptr<clattn::Context>& context,
   return result;
 }
 
-/// Why a row did not run although it takes a case: its driver spilled registers, else nothing.
+/// That the driver spills registers of a row, which therefore does not run a case that it takes;
+/// empty if it does not.
 inline std::string spill_of(const std::shared_ptr<clattn::Context>& context, const CaseSpec& spec,
                             const Variant& variant) {
   const auto& backend =

@@ -164,7 +164,7 @@ TEST(ValuePagesInCaches, AreCopiedMovedSwappedAndFilled) {
     std::vector<std::byte> image(kPage * 2);
     swap_blocks(*context, queue, pages.cache, std::span(image),
                 std::array{clattn::BlockPair{1, 0}});
-    queue.finish();  // drivers read an image when it is enqueued
+    queue.finish();  // a driver may read the image when its copy is enqueued
     swap_blocks(*context, queue, std::span(image), pages.cache,
                 std::array{clattn::BlockPair{0, 3}});
     pages.copy(kPage, 3 * kPage, kPage);

@@ -296,7 +296,7 @@ TEST(RowScaleBlocks, CopiesAndSwapsMoveScalesWithCodes) {
       std::vector<std::byte> host(before.size());
       const std::span<std::byte> image(host);
       clattn::swap_blocks(context, queue, cache, image, std::vector<clattn::BlockPair>{{2, 0}});
-      queue.finish();  // drivers read an image when it is enqueued
+      queue.finish();  // a driver may read the image when its copy is enqueued
       clattn::swap_blocks(context, queue, image, cache, std::vector<clattn::BlockPair>{{0, 1}});
       queue.finish();
       expect_page(cache, before, 2, download<std::uint8_t>(queue, cache.buffer), 1);

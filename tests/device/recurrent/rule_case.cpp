@@ -311,7 +311,7 @@ clattn::GatedDeltaRule options_of(const RuleSpec& spec) {
   return rule;
 }
 
-/// What operands of products are rounded by.
+/// The relative error of rounded operands of products; 0 where they are not rounded.
 double unit_of_products(const clattn::Context& context, const RuleSpec& spec) {
   if (!rounds_products(context, spec)) return 0;
   return spec.dtype == DType::kBF16 ? 0x1p-8 : 0x1p-11;

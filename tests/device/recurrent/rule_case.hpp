@@ -69,7 +69,7 @@ struct RuleResult {
 };
 RuleResult run_rule(const clattn::Context& context, const RuleSpec& spec);
 
-/// kAuto, and each family by which the device computes the call's chunks otherwise.
+/// kAuto, and each family with which the device computes the call's chunks differently.
 std::vector<clattn::KernelFamily> families(const clattn::Context& context, const RuleSpec& spec);
 
 /// Whether the device rounds operands of the call's chunks to its type.

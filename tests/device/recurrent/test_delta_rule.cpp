@@ -24,8 +24,8 @@ void expect_right_on(const clattn::Context& context, const RuleSpec& spec, doubl
       << to_string(spec.family) << ", fill " << static_cast<int>(spec.fill);
 }
 
-/// On every device, token by token and in chunks, by each family that computes those otherwise.
-/// Matrix units take 16-bit activations only, so they get the call in bf16, too.
+/// On every device, token by token and in chunks, by each family that computes chunks
+/// differently. Matrix units take 16-bit activations only, so they get the call in bf16, too.
 void expect_right(RuleSpec spec, double rms = 1.5) {
   for (const auto& context : all_contexts()) {
     spec.in_chunks = false;
@@ -260,7 +260,7 @@ TEST(DeltaRule, AnySplitOfAPromptGivesTheSame) {
   }
 }
 
-/// The same on matrix units: cuts that end a chunk, a block of one, and neither.
+/// The same on matrix units, cut at the end of a chunk, at the end of a block in it, and elsewhere.
 TEST(DeltaRule, AnySplitOfAPromptIsRightByMatrixUnits) {
   constexpr std::int32_t kTokens = 150;
   for (const auto& context : all_contexts()) {
