@@ -39,7 +39,7 @@ CEILINGS = {
     "wgmma_gflop_per_s": ("`wgmma`", "GFLOP/s"),
 }
 PAGES = ("results.md", "performance.md")
-JOINED = ("flashinfer", "sdpa", "vllm")  # libraries with several kernels or forms
+JOINED = ("flashinfer", "fla", "sdpa", "vllm")  # libraries with several kernels or forms
 
 
 class Refused(Exception):

@@ -111,4 +111,10 @@ class BlockPool {
   std::int32_t peak_used_ = 0;
 };
 
+/// The blocks of a session's layers with one window (Session::window_blocks()).
+struct WindowBlocks {
+  std::int32_t window = 0;            ///< tokens that a row sees, itself included; of chunks: most
+  const BlockPool* blocks = nullptr;  ///< the session's
+};
+
 }  // namespace clattn

@@ -59,7 +59,8 @@ struct KVCache {
     bool operator==(const RowScales&) const = default;
   };
   /// Set: each token and head has a scale of its own, which is found when it is stored. With
-  /// reshape_kv_cache() they lie in the pages, `scales` being `buffer`.
+  /// reshape_kv_cache() they lie in the pages, `scales` being `buffer`. Whoever stores scales by
+  /// other means keeps them finite and at least 0: what others give is undefined.
   std::optional<RowScales> row_scales = {};
 
   /// What it holds.

@@ -205,7 +205,7 @@ void chunk_gated_delta_rule(const Context& context, cl_command_queue queue,
                             const RecurrentMetadata& metadata, Event* event = nullptr);
 ///@}
 /// Whether chunks are multiplied by matrix units, which take 16-bit operands. They need the delta
-/// rule, one decay for each head, 16-bit activations (f16 only with use_qk_l2norm_in_kernel), and
+/// rule, one decay for each head, activations in bf16, and
 /// rows of query and key that begin at multiples of 16 bytes. Builds the kernel for f32 states.
 bool rounds_products(const Context& context, const GatedDeltaRule& rule);
 

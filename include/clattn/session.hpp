@@ -26,6 +26,7 @@ struct PrepareQKV;       // prepare_qkv.hpp
 struct RecurrentLayers;  // session_states.hpp
 struct RecurrentStep;    // session_states.hpp
 class BlockPool;         // block_pool.hpp
+struct WindowBlocks;     // block_pool.hpp
 
 /// What a Session is made from.
 struct SessionConfig {
@@ -53,12 +54,6 @@ struct SessionConfig {
   BuilderOptions builder = {};
   /// A hybrid model's other layers, which keep a state of a request; null = none.
   std::shared_ptr<const RecurrentLayers> recurrent = nullptr;
-};
-
-/// The blocks of a session's layers with one window.
-struct WindowBlocks {
-  std::int32_t window = 0;            ///< tokens that a row sees, itself included; of chunks: most
-  const BlockPool* blocks = nullptr;  ///< the session's
 };
 
 /// A request of a session; no number is used twice.
@@ -147,7 +142,7 @@ class Session {
   const Queue& queue() const noexcept { return queue_; }
   /// Who holds which blocks, and how many are free, for layers that keep all tokens of a request.
   const BlockPool& blocks() const noexcept;
-  /// The same for layers that give up what their window has left, one element for each window.
+  /// The same for layers that give up what their window has left, for each window.
   std::vector<WindowBlocks> window_blocks() const;
   /// Who holds which states of recurrent layers, and how many are free; null without such layers.
   /// Between steps a request holds one state, after drafts were accepted two.
@@ -230,16 +225,10 @@ class Session {
     return step(std::span(requests.begin(), requests.size()));
   }
 
-  /// How many free blocks step() with the same requests would take: of blocks(), then of each of
-  /// window_blocks(); for schedulers that would rather leave a request out than evict one. States
-  /// of recurrent layers are not counted. Changes nothing but the order in which blocks that it
-  /// finds are reused. Throws what step() throws for the requests, except kOutOfBlocks and what
-  /// concerns the whole step; throws kInvalidArgument in a step that does not count yet.
+  /// Free blocks that step() with these requests would take, of blocks() and of each element of
+  /// window_blocks(). Changes nothing but the order in which blocks that it finds are reused.
+  /// Throws as step() for single requests, and kInvalidArgument in a step that does not count yet.
   std::vector<std::int64_t> blocks_needed(std::span<const StepRequest> requests);
-  /// The same.
-  std::vector<std::int64_t> blocks_needed(std::initializer_list<StepRequest> requests) {
-    return blocks_needed(std::span(requests.begin(), requests.size()));
-  }
 
   /// prepare_qkv() of a layer's rows in the current step: norm, rotation by the step's positions
   /// and the write into the layer's cache; its attend() then takes query_out, and no key and value.
@@ -372,7 +361,6 @@ class Session {
   void list_rows(std::span<const Scheduled> scheduled);
   void check_spans(const StepRequest& wanted) const;
   Lack count_lack(std::span<Scheduled> scheduled, std::size_t group) const;
-  void check_lack(const Lack& lack, std::size_t group) const;
   std::vector<BlockPair> take_blocks(std::span<Scheduled> scheduled, std::size_t group,
                                      const Lack& lack, Attempt& attempt) const;
   BlockTables block_tables(std::span<const Scheduled> scheduled) const;

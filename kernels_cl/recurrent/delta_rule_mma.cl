@@ -34,8 +34,8 @@
 #include "core/call.clh"
 #include "recurrent/chunk_tiles.clh"
 
-#if CLA_RULE || CLA_BY_CHANNEL || CLA_SKIP || CLA_HAS_Z
-#error "delta_rule_mma.cl takes the delta rule with a decay for each head alone"
+#if CLA_RULE || CLA_BY_CHANNEL || CLA_SKIP || CLA_HAS_Z || CLA_Q_DTYPE != 2
+#error "delta_rule_mma.cl takes the delta rule with a decay for each head, in bf16 alone"
 #endif
 #if CLA_ROWS != CLA_TILE_ROWS * CLA_WARPS || CLA_V_DIM % CLA_ROWS != 0 ||                \
     CLA_CHUNK % CLA_BLOCK != 0 || CLA_STAGE_ROWS * CLA_ROW_SHARERS % CLA_WG_SIZE != 0 || \

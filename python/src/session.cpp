@@ -149,7 +149,7 @@ void bind_steps_of(nb::class_<Session>& session) {
           },
           "requests"_a,
           "How many free blocks step(requests) would take: of `blocks`, then of each of\n"
-          "window_blocks(). Changes nothing.")
+          "window_blocks(). Requests and their blocks stay as they are.")
       .def(
           "attend",
           [](Session& self, std::int32_t layer, nb::handle query, nb::handle key, nb::handle value,

@@ -195,6 +195,19 @@ void Session::list_rows(std::span<const Scheduled> scheduled) {
                           config_.builder.limits);
 }
 
+namespace {
+
+void check_lack(std::size_t num_blocks, const BlockPool& pool, std::size_t group) {
+  if (num_blocks <= to_size(pool.num_free())) return;
+  throw Error(ErrorCode::kOutOfBlocks,
+              fmt::format("Session: the step needs {} more blocks{}, {} of {} are free; evict() or "
+                          "finish() a request",
+                          num_blocks, group == 0 ? "" : " of layers with a window", pool.num_free(),
+                          pool.num_blocks()));
+}
+
+}  // namespace
+
 const Step& Session::step(std::span<const StepRequest> requests) {
   give_up_step();
   Attempt attempt(*this);
@@ -204,7 +217,7 @@ const Step& Session::step(std::span<const StepRequest> requests) {
   lacks.reserve(pools_->num_groups());
   for (std::size_t group = 0; group < pools_->num_groups(); ++group) {
     lacks.push_back(count_lack(scheduled, group));
-    check_lack(lacks.back(), group);
+    check_lack(lacks.back().num_blocks, pools_->pool(group), group);
   }
   take_states(scheduled, attempt);
   std::vector<std::vector<BlockPair>> copies;

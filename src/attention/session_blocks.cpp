@@ -30,16 +30,6 @@ Session::Lack Session::count_lack(std::span<Scheduled> scheduled, std::size_t gr
   return lack;
 }
 
-void Session::check_lack(const Lack& lack, std::size_t group) const {
-  const BlockPool& pool = pools_->pool(group);
-  if (lack.num_blocks <= to_size(pool.num_free())) return;
-  throw Error(ErrorCode::kOutOfBlocks,
-              fmt::format("Session: the step needs {} more blocks{}, {} of {} are free; evict() or "
-                          "finish() a request",
-                          lack.num_blocks, group == 0 ? "" : " of layers with a window",
-                          pool.num_free(), pool.num_blocks()));
-}
-
 /// Gives the parts what they lack in the group. The pairs are to be copied before anything is
 /// stored.
 std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled, std::size_t group,
@@ -60,7 +50,7 @@ std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled, std:
 }
 
 std::vector<std::int64_t> Session::blocks_needed(std::span<const StepRequest> requests) {
-  throw_invalid_if(!advancing_.empty(),
+  throw_invalid_if(!advancing_.empty() || !attended_.empty(),
                    "blocks_needed: called in a step of {} requests, legal: before step(), or once "
                    "the last step counts",
                    advancing_.size());

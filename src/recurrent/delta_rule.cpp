@@ -12,6 +12,7 @@
 #include "kernels/choose/variants.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "opencl/device/device_info.hpp"
+#include "opencl/driver.hpp"
 #include "recurrent/rule_tiles.hpp"
 
 namespace clattn {
@@ -88,16 +89,28 @@ OpKernel tile_kernel(const Context& context, const RuleTile& tile, const std::st
           to_size(tile.group_size)};
 }
 
-/// None where no matrix unit takes the rule, or all its kernels spill.
+/// Whether a driver can run a tile that it built, without spilling more than costs little.
+bool suits(const RuleTile& tile, const KernelPool& pool, const DeviceCapabilities& device) {
+  if (device.kind == DeviceKind::kCpu) return true;  // reports fixed numbers
+  const bool matrix = unit_of(tile.unit).family == KernelFamily::kGpuMatrix;
+  return pool.private_mem_bytes() <= (matrix ? 0 : kCheapSpillBytes) &&
+         pool.local_mem_bytes() <= device.static_local_mem_bytes &&
+         pool.work_group_size() >= to_size(tile.group_size);
+}
+
+/// None where no matrix unit takes the rule, or the driver takes none of its kernels.
 std::optional<HeadKernel> matrix_kernel(const Context& context, const DeltaRuleCall& rule,
                                         const std::string& options) {
   const DeviceCapabilities& device = context.capabilities();
   for (const RuleTile& tile : rule_tiles(device, rule)) {
-    OpKernel kernel = tile_kernel(context, tile, options);
-    const bool matrix = unit_of(tile.unit).family == KernelFamily::kGpuMatrix;
-    const std::uint64_t allowed = matrix ? 0 : kCheapSpillBytes;
-    if (device.kind != DeviceKind::kCpu && kernel.pool->private_mem_bytes() > allowed) continue;
-    return HeadKernel{std::move(kernel), rule.head_v_dim / tile.rows()};
+    try {
+      OpKernel kernel = tile_kernel(context, tile, options);
+      if (!suits(tile, *kernel.pool, device)) continue;
+      return HeadKernel{std::move(kernel), rule.head_v_dim / tile.rows()};
+    } catch (const Error& error) {
+      if (!is_build_refusal(error)) throw;
+      context.runtime().note_build_failure("delta_rule_mma", error.what());
+    }
   }
   return std::nullopt;
 }
@@ -180,6 +193,11 @@ void run_delta_rule(const RecurrentCall& call, DeltaRuleCall& rule, const StateV
   std::optional<HeadKernel> chunks;
   if (rule.in_chunks && call.metadata.max_query_len >= kChunkTokens) {
     chunks = matrix_kernel(call.context, rule, options);
+    throw_unsupported_if(
+        !chunks && on_units_alone(rule.kernel_family),
+        "{}: kernel_family is {}, which takes bf16 with a decay for each head, the "
+        "delta rule, query and key at multiples of 16 bytes; legal here: auto, gpu",
+        call.name, to_string(rule.kernel_family));
     if (!chunks) chunks = chunk_kernel(call.context, rule, options, vector);
   }
   const HeadKernel loop = loop_kernel(call.context, rule, options, vector);
@@ -251,6 +269,9 @@ DeltaRuleCall options_of(const GatedDeltaRule& given) {
   rule.by_channel = given.decay_by_channel;
   rule.l2_norm = given.use_qk_l2norm_in_kernel;
   rule.kernel_family = given.kernel_family;
+  rule.gates = given.a.buffer != nullptr ? detail::GateSource::kRaw : detail::GateSource::kGiven;
+  rule.dt_bias = given.dt_bias;
+  rule.lower_bound = given.gate_lower_bound.has_value();
   constexpr std::int64_t kUnit = 8;  // elements in 16 bytes
   rule.aligned_keys = true;
   for (const TensorRef& rows : {given.query, given.key})
@@ -260,8 +281,7 @@ DeltaRuleCall options_of(const GatedDeltaRule& given) {
 
 /// Throws kUnsupported where the device has nothing of a family that is asked for.
 void check_family(const Context& context, const GatedDeltaRule& rule, std::string_view name) {
-  using enum KernelFamily;
-  if (rule.kernel_family != kGpuPtx && rule.kernel_family != kGpuMatrix) return;
+  if (!detail::on_units_alone(rule.kernel_family)) return;
   const auto unmet = detail::unmet_need(rule.kernel_family, context.capabilities());
   if (unmet)
     detail::throw_unsupported("{}: kernel_family {} {}", name, to_string(rule.kernel_family),
@@ -305,8 +325,12 @@ void chunk_gated_delta_rule(const Context& context, cl_command_queue queue,
 }
 
 bool rounds_products(const Context& context, const GatedDeltaRule& rule) {
-  check_family(context, rule, "rounds_products");
-  return detail::rounds_in_chunks(context, options_of(rule));
+  const RecurrentMetadata none;
+  const RecurrentCall call{context, nullptr, "rounds_products", none};
+  check_family(context, rule, call.name);
+  const DeltaRuleCall taken = options_of(rule);
+  detail::check_heads(call, taken);
+  return detail::rounds_in_chunks(context, taken);
 }
 
 }  // namespace clattn

@@ -26,6 +26,10 @@ struct DeltaRuleCall {
   bool aligned_keys = false;  ///< rows of query and key begin at multiples of 16 bytes
 };
 
+/// Whether a family is of matrix units, which take less than the rule's other kernels.
+constexpr bool on_units_alone(KernelFamily family) {
+  return family == KernelFamily::kGpuPtx || family == KernelFamily::kGpuMatrix;
+}
 /// Throws kInvalidArgument for heads, sizes and types that no kernel takes.
 void check_heads(const RecurrentCall& call, const DeltaRuleCall& rule);
 /// Whether chunks of the rule round operands of products. Builds the kernel.

@@ -47,12 +47,10 @@ std::int64_t tile_bytes(const RuleTile& tile, std::int64_t k_dim) {
   return 16 * (keys + matrices) + 4 * (2 * chunk * block + sums + 9 * chunk + 1);
 }
 
-bool takes(const DeltaRuleCall& rule, const DeviceCapabilities& device) {
-  // Without a norm, keys and states may leave the range of f16.
-  const bool in_range = rule.dtype == DType::kBF16 ||
-                        (rule.dtype == DType::kF16 && rule.l2_norm && !device.flushes_f16);
-  return in_range && rule.rule == RecurrentRule::kDelta && !rule.by_channel && !rule.d &&
-         rule.z == nullptr && rule.aligned_keys;
+bool takes(const DeltaRuleCall& rule) {
+  // States, values and what is added to states may leave the range of f16.
+  return rule.dtype == DType::kBF16 && rule.rule == RecurrentRule::kDelta && !rule.by_channel &&
+         !rule.d && rule.z == nullptr && rule.aligned_keys;
 }
 
 bool fits(const RuleTile& tile, const DeltaRuleCall& rule, const DeviceCapabilities& device) {
@@ -75,7 +73,7 @@ std::int32_t RuleTile::rows() const {
 
 std::vector<RuleTile> rule_tiles(const DeviceCapabilities& device, const DeltaRuleCall& rule) {
   std::vector<RuleTile> fitting;
-  if (!takes(rule, device)) return fitting;
+  if (!takes(rule)) return fitting;
   std::ranges::copy_if(kTiles, std::back_inserter(fitting),
                        [&](const RuleTile& tile) { return fits(tile, rule, device); });
   return fitting;

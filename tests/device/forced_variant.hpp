@@ -1,12 +1,16 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <clattn/explain.hpp>
 #include <clattn/tuning.hpp>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "device/attention_case.hpp"
 #include "kernels/choose/variants.hpp"
 
 namespace attention_test {
@@ -42,5 +46,23 @@ class ForcedVariants {
  private:
   std::shared_ptr<clattn::Context> context_;
 };
+
+/// Expects a row among the kernels that ran, unless the driver spills its registers, so that
+/// another one ran. Whether it ran.
+inline bool expect_ran(const std::shared_ptr<clattn::Context>& context,
+                       const clattn::detail::Variant& variant, const CaseSpec& spec,
+                       const CaseResult& result) {
+  if (std::ranges::find(result.kernels, variant.name) != result.kernels.end()) return true;
+  const auto& backend =
+      *clattn::get_attn_backend(spec.config, &context->capabilities(), spec.backend);
+  const auto candidates = backend.make_impl(context, spec.config)->candidates();
+  EXPECT_TRUE(std::ranges::any_of(candidates,
+                                  [&](const clattn::Candidate& candidate) {
+                                    return candidate.name == variant.name &&
+                                           candidate.reason.starts_with("spills ");
+                                  }))
+      << variant.name << " did not run: " << describe(spec);
+  return false;
+}
 
 }  // namespace attention_test

@@ -19,6 +19,7 @@ using clattn::BlockPool;
 using clattn::RequestId;
 using clattn::Session;
 using clattn::SessionConfig;
+using clattn::StepRequest;
 using session_test::Client;
 using session_test::counting;
 using session_test::Tokens;
@@ -100,7 +101,7 @@ std::vector<std::int64_t> free_blocks(const Session& session) {
 TEST_P(SessionWindows, BlocksNeededAreThoseThatAStepTakes) {
   Client client = this->client();
   Session& session = client.session;
-  const auto expect_taken = [&](const std::vector<clattn::StepRequest>& requests,
+  const auto expect_taken = [&](const std::vector<StepRequest>& requests,
                                 const std::vector<std::int64_t>& want) {
     const std::vector<std::int64_t> before = free_blocks(session);
     EXPECT_EQ(session.blocks_needed(requests), want);
@@ -126,7 +127,7 @@ TEST_P(SessionWindows, BlocksNeededAreThoseThatAStepTakes) {
   session.finish(fork);
   const RequestId again = session.add(counting(0, 16));
   expect_taken({{.id = again, .new_tokens = counting(16, 30)}}, {3, 3});  // two are found
-  EXPECT_EQ(error_text([&] { (void)session.blocks_needed({{99}}); }),
+  EXPECT_EQ(error_text([&] { (void)session.blocks_needed(std::vector<StepRequest>{{99}}); }),
             "Session: request 99 does not exist, legal: one of add() or fork() that has not "
             "finished");
 }
@@ -140,7 +141,7 @@ TEST_P(SessionWindows, BlocksNeededSayWhetherAStepFits) {
   const RequestId first = session.add(counting(0, 2 * kBlock)),
                   second = session.add(counting(100, 3 * kBlock));
   client.run({{first}});
-  EXPECT_EQ(session.blocks_needed({{second}})[0], 3);
+  EXPECT_EQ(session.blocks_needed(std::vector<StepRequest>{{second}})[0], 3);
   EXPECT_EQ(session.blocks().num_free(), 2);
   EXPECT_EQ(
       error_text([&] { session.step({{second}}); }, clattn::ErrorCode::kOutOfBlocks),
@@ -328,7 +329,7 @@ TEST_P(SessionWindows, RandomTrafficIsTheOracles) {
       session.truncate(id, 1 + below(session.tokens(id).size()));
     }
     std::ranges::shuffle(live, random);
-    std::vector<clattn::StepRequest> step;
+    std::vector<StepRequest> step;
     for (const RequestId id : std::vector(live.begin(), live.begin() + 3))
       step.push_back({id, counting(below(3), 1 + below(2)), 1 + below(20)});
     const std::size_t left = session.tokens(step[0].id).size() + step[0].new_tokens.size() -

@@ -215,10 +215,7 @@ std::vector<const Variant*> rows_to_force(const Variant& variant, const clattn::
 /// The case is right, and the row is among its kernels.
 void expect_runs(const std::shared_ptr<clattn::Context>& context, const Variant& variant,
                  const CaseSpec& spec) {
-  const CaseResult result = expect_right(context, spec);
-  EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), variant.name),
-            result.kernels.end())
-      << variant.name << " did not run: " << describe(spec);
+  attention_test::expect_ran(context, variant, spec, expect_right(context, spec));
 }
 
 class EveryVariant : public testing::TestWithParam<const Variant*> {};

@@ -179,16 +179,16 @@ std::vector<double> make_states(const RuleSpec& spec, const oracle::RecurrentReq
   return states;
 }
 
-/// Tensors beside each other in rows, as a projection makes them, that begin a little misaligned.
+/// Tensors beside each other in rows, as a projection makes them, behind `before` elements.
 struct FusedRows {
   FusedRows(const clattn::Context& context, const clattn::Queue& queue, DType dtype,
             std::int64_t tokens,
-            const std::vector<std::pair<const std::vector<double>*, std::int64_t>>& parts) {
-    constexpr std::int64_t kBefore = 8;
-    std::int64_t stride = kBefore;
+            const std::vector<std::pair<const std::vector<double>*, std::int64_t>>& parts,
+            std::int64_t before = 8) {
+    std::int64_t stride = before;
     for (const auto& [values, width] : parts) stride += width;
     std::vector<double> rows(at(tokens * stride), kNaN);
-    std::int64_t begin = kBefore;
+    std::int64_t begin = before;
     for (const auto& [values, width] : parts) {
       for (std::int64_t t = 0; t < tokens; ++t)
         for (std::int64_t i = 0; i < width; ++i)
@@ -308,13 +308,16 @@ clattn::GatedDeltaRule options_of(const RuleSpec& spec) {
   rule.rule = spec.additive ? clattn::RecurrentRule::kAdditive : clattn::RecurrentRule::kDelta;
   rule.use_qk_l2norm_in_kernel = spec.l2_norm;
   rule.kernel_family = spec.family;
+  rule.query.offset = rule.query.token_stride = rule.key.offset = rule.key.token_stride =
+      spec.before;
   return rule;
 }
 
 /// The relative error of rounded operands of products; 0 where they are not rounded.
 double unit_of_products(const clattn::Context& context, const RuleSpec& spec) {
-  if (!rounds_products(context, spec)) return 0;
-  return spec.dtype == DType::kBF16 ? 0x1p-8 : 0x1p-11;
+  const bool chunks = std::ranges::any_of(
+      spec.requests, [](const Request& request) { return request.tokens >= 16; });
+  return chunks && rounds_products(context, spec) ? 0x1p-8 : 0;
 }
 
 }  // namespace
@@ -367,7 +370,8 @@ RuleResult run_rule(const clattn::Context& context, const RuleSpec& spec) {
   const std::int64_t values = std::int64_t{spec.num_v_heads} * spec.head_v_dim;
   const std::int64_t decays = spec.num_v_heads * (spec.by_channel ? spec.head_k_dim : 1);
   const FusedRows rows(context, queue, spec.dtype, tokens,
-                       {{&truth.query, keys}, {&truth.key, keys}, {&truth.value, values}});
+                       {{&truth.query, keys}, {&truth.key, keys}, {&truth.value, values}},
+                       spec.before);
   const bool raw = spec.gates != Gates::kGiven;
   std::vector<std::pair<const std::vector<double>*, std::int64_t>> gate_parts = {
       {raw ? &tensors.a : &truth.g, decays}};

@@ -48,6 +48,7 @@ struct RuleSpec {
   bool in_chunks = false;
   clattn::KernelFamily family = clattn::KernelFamily::kAuto;
   Fill fill = Fill::kRandom;
+  std::int64_t before = 8;                  ///< elements of a row before its query
   std::int32_t columns = 1, num_pages = 0;  ///< 0: those that requests need and two more
   std::int32_t null_block_id = -1;
   std::vector<Request> requests = {{}};

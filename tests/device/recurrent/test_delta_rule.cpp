@@ -4,6 +4,8 @@
 
 #include "device/attention_case.hpp"
 #include "device/recurrent/rule_case.hpp"
+#include "kernels/choose/traits.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -285,19 +287,44 @@ TEST(DeltaRule, AnySplitOfAPromptIsRightByMatrixUnits) {
   }
 }
 
-/// A family that the device has nothing of is refused by its name.
+// Rows that begin where no vector may be loaded whole, and which matrix units do not take.
+TEST(DeltaRule, RowsAtAnyElement) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const std::int64_t before : {3, 4}) {
+      RuleSpec spec;
+      spec.dtype = dtype;
+      spec.before = before;
+      spec.requests = {{.tokens = 1}, {.tokens = 37, .initial = false}};
+      for (const auto& context : all_contexts()) {
+        for (const bool in_chunks : {false, true}) {
+          spec.in_chunks = in_chunks;
+          EXPECT_FALSE(rounds_products(*context, spec));
+          expect_right_on(*context, spec, 1.5);
+        }
+      }
+    }
+  }
+}
+
+/// A family is refused by its name where the device has nothing of it, and where its units do not
+/// take the call.
 TEST(DeltaRule, AFamilyThatTheDeviceLacksIsRefused) {
   for (const auto& context : all_contexts()) {
     clattn::GatedDeltaRule rule;
     for (const clattn::KernelFamily family :
          {clattn::KernelFamily::kGpuPtx, clattn::KernelFamily::kGpuMatrix}) {
       rule.kernel_family = family;
-      try {
-        clattn::rounds_products(*context, rule);
-      } catch (const clattn::Error& error) {
-        EXPECT_EQ(error.code(), clattn::ErrorCode::kUnsupported);
-        EXPECT_NE(std::string(error.what()).find(to_string(family)), std::string::npos);
-      }
+      RuleSpec spec;  // in f32
+      spec.family = family;
+      spec.in_chunks = true;
+      spec.requests = {{.tokens = 20}};
+      const std::string text =
+          test::error_text([&] { run_rule(*context, spec); }, clattn::ErrorCode::kUnsupported);
+      EXPECT_NE(text.find(to_string(family)), std::string::npos) << text;
+      if (!clattn::detail::unmet_need(family, context->capabilities())) continue;
+      const std::string lacking = test::error_text([&] { rounds_products(*context, spec); },
+                                                   clattn::ErrorCode::kUnsupported);
+      EXPECT_NE(lacking.find(to_string(family)), std::string::npos) << lacking;
     }
     rule.kernel_family = clattn::KernelFamily::kGpu;
     EXPECT_FALSE(clattn::rounds_products(*context, rule));
