@@ -67,7 +67,7 @@ static void test_rule(const Fixture* fixture, const ClattnRecurrentMetadata* met
   rule.kernel_family = "gpu_matrixes";
   EXPECT_INVALID(
       clattn_gated_delta_rule(fixture->context, fixture->queue, &rule, &states, metadata),
-      "kernel family is .gpu_matrixes., legal: ");
+      "kernel family is 'gpu_matrixes', legal: auto");
   rule.kernel_family = "cpu";
   rule.a.buffer = ones;
   EXPECT_INVALID(
