@@ -1,7 +1,7 @@
 """Rows of recurrent layers: their tensors, the rule in float64, and the peers that compute it.
 
 Gates are raw: decay = exp(-exp(a_log) softplus(a + dt_bias)), beta = sigmoid(b); queries and keys
-are normalised by the kernels. States are updated in place where a peer can do so.
+are normalised by the kernels. Each call of a peer begins with the same states and gives new ones.
 """
 import functools
 
