@@ -55,6 +55,7 @@ std::vector<std::int64_t> Session::blocks_needed(std::span<const StepRequest> re
                    "the last step counts",
                    advancing_.size());
   std::vector<std::int64_t> needed;
+  needed.reserve(pools_->num_groups());
   for (std::size_t group = 0; group < pools_->num_groups(); ++group)
     needed.push_back(pools_->pool(group).num_free());
   Attempt attempt(*this);  // given up: nothing is kept

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <utility>
 
 #include "kernels/choose/traits.hpp"
 #include "kernels/choose/variants.hpp"
@@ -59,9 +60,8 @@ bool fits(const RuleTile& tile, const DeltaRuleCall& rule, const DeviceCapabilit
          serves_family(rule.kernel_family, unit.family, device) && !unmet_need(unit, device) &&
          rule.head_k_dim <= tile.most_k && rule.head_v_dim % tile.rows() == 0 &&
          rule.head_k_dim % std::max(unit.traits.tile_rows, 16) == 0 &&
-         static_cast<std::uint64_t>(tile.group_size) <= device.max_work_group_size &&
-         static_cast<std::uint64_t>(tile_bytes(tile, rule.head_k_dim)) <=
-             device.static_local_mem_bytes;
+         std::cmp_less_equal(tile.group_size, device.max_work_group_size) &&
+         std::cmp_less_equal(tile_bytes(tile, rule.head_k_dim), device.static_local_mem_bytes);
 }
 
 }  // namespace
