@@ -1,5 +1,5 @@
-#include <fmt/format.h>
-
+#include <clattn/block_pool.hpp>
+#include <clattn/cache_ops.hpp>
 #include <unordered_map>
 
 #include "attention/session_attempt.hpp"
