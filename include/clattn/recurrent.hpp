@@ -205,8 +205,8 @@ void chunk_gated_delta_rule(const Context& context, cl_command_queue queue,
                             const RecurrentMetadata& metadata, Event* event = nullptr);
 ///@}
 /// Whether chunks are multiplied by matrix units, which take 16-bit operands. They need the delta
-/// rule, one decay for each head, activations in bf16, and
-/// rows of query and key that begin at multiples of 16 bytes. Builds the kernel for f32 states.
+/// rule, one decay for each head, activations in bf16, and rows of query and key that begin at
+/// multiples of 16 bytes. Builds the kernel for f32 states.
 bool rounds_products(const Context& context, const GatedDeltaRule& rule);
 
 /// Mamba 2: S = S e^(A dt) + dt x B^T;  y = S C + D x, then y silu(z). dt is softplus(dt + dt_bias)

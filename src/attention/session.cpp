@@ -9,7 +9,6 @@
 #include <clattn/session.hpp>
 #include <concepts>
 #include <set>
-#include <unordered_map>
 #include <utility>
 
 #include "attention/session_attempt.hpp"

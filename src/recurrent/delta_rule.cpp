@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <optional>
-#include <vector>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -26,13 +25,13 @@ constexpr std::int32_t kChunkTokens = 16;
 
 std::string vectors_of(const DeviceCapabilities& device, int vector, const ClaDeltaRule& terms,
                        bool by_channel) {
-  std::vector<std::int64_t> elements = {terms.state_offset, terms.state_stride};
-  for (const ClaRows& rows : {terms.query, terms.key, terms.value, terms.out, terms.z,
-                              by_channel ? terms.decay : ClaRows{}}) {
-    elements.push_back(rows.offset);
-    elements.push_back(rows.stride);
-  }
-  return vector_options(device, vector, elements);
+  const ClaRows decay = by_channel ? terms.decay : ClaRows{};
+  return vector_options(
+      device, vector,
+      std::array{terms.state_offset, terms.state_stride, terms.query.offset, terms.query.stride,
+                 terms.key.offset, terms.key.stride, terms.value.offset, terms.value.stride,
+                 terms.out.offset, terms.out.stride, terms.z.offset, terms.z.stride, decay.offset,
+                 decay.stride});
 }
 
 std::string shared_options(const DeltaRuleCall& rule, DType states, std::string_view vectors) {
