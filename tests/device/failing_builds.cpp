@@ -6,13 +6,13 @@
 #include <string_view>
 #include <utility>
 
-static std::atomic<std::size_t> counter = 0;
+static std::atomic<std::size_t> builds = 0;
 static cl_int failure = CL_SUCCESS;
 static std::string failing_part;
 static std::size_t num_spared = 0, num_failing = 0;
 
 std::size_t test::num_builds() {
-  return counter;
+  return builds;
 }
 
 static test::BuildLog* build_log = nullptr;
@@ -147,7 +147,7 @@ extern "C" cl_int clBuildProgram(cl_program program, cl_uint num_devices,
                                  void(CL_CALLBACK* notify)(cl_program, void*), void* user_data) {
   static auto* const build =
       reinterpret_cast<decltype(&clBuildProgram)>(dlsym(RTLD_NEXT, "clBuildProgram"));
-  ++counter;
+  ++builds;
   if (build_log != nullptr) build_log->programs.push_back(text_of(program) + options);
   if (failure != CL_SUCCESS &&
       std::string_view(options).find(failing_part) != std::string_view::npos) {

@@ -9,7 +9,7 @@
 
 #include "robustness/program.hpp"
 
-namespace {
+namespace test_bench {
 
 using nlohmann::json;
 
@@ -369,4 +369,4 @@ TEST(Bench, PredictionsGoOnBehindALayerWithoutAKernel) {
   EXPECT_NE(text.find("decode_mfma__r16\n"), std::string::npos) << text;
 }
 
-}  // namespace
+}  // namespace test_bench

@@ -19,7 +19,7 @@
 #include "robustness/capture.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_capture {
 
 namespace fs = std::filesystem;
 
@@ -389,4 +389,4 @@ TEST(Capture, FoldersThatCannotBeMadeAreNamed) {
   EXPECT_FALSE(fs::exists(scratch.path() / "case" / "out"));
 }
 
-}  // namespace
+}  // namespace test_capture

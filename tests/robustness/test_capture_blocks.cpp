@@ -14,7 +14,7 @@
 
 #include "robustness/capture.hpp"
 
-namespace {
+namespace test_capture_blocks {
 
 using clattn::BlockPair;
 using clattn::KVCacheLayout;
@@ -241,4 +241,4 @@ TEST_F(CaptureOfBlocks, AStepThatAdvances) {
                  "row 0 was left out: its block table names a block outside the cache");
 }
 
-}  // namespace
+}  // namespace test_capture_blocks

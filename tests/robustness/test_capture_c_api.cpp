@@ -12,7 +12,7 @@
 
 #include "robustness/capture.hpp"
 
-namespace {
+namespace test_capture_c_api {
 
 #define EXPECT_SUCCESS(call) EXPECT_EQ(call, CLATTN_SUCCESS) << clattn_last_error()
 
@@ -114,4 +114,4 @@ TEST_F(CaptureOfTheCApi, LaunchesRunInTurnWhereTheStepSaysSo) {
   EXPECT_FALSE(forward(&options).value("side_by_side", true));
 }
 
-}  // namespace
+}  // namespace test_capture_c_api

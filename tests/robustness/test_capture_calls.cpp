@@ -22,7 +22,7 @@
 #include "robustness/capture.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_capture_calls {
 
 using clattn::SplitPolicy;
 
@@ -370,4 +370,4 @@ TEST_P(CaptureOfPackedCalls, GiveTheirBitsAgain) {
 INSTANTIATE_TEST_SUITE_P(Types, CaptureOfPackedCalls,
                          testing::Values(clattn::DType::kF32, clattn::DType::kFp8E4M3));
 
-}  // namespace
+}  // namespace test_capture_calls

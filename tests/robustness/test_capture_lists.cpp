@@ -9,7 +9,7 @@
 #include "robustness/attention_model.hpp"
 #include "robustness/capture.hpp"
 
-namespace {
+namespace test_capture_lists {
 
 namespace fs = std::filesystem;
 
@@ -61,4 +61,4 @@ TEST(Capture, SpansThatTheLayerDoesNotLookAtAreNoneOfItsCase) {
   EXPECT_EQ(lists_of(RoundTrip(model.image)), Names{});
 }
 
-}  // namespace
+}  // namespace test_capture_lists

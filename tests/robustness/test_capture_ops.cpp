@@ -16,7 +16,7 @@
 #include "robustness/capture.hpp"
 #include "support/plugin.hpp"
 
-namespace {
+namespace test_capture_ops {
 
 using clattn::DType;
 
@@ -191,4 +191,4 @@ TEST_F(CaptureOfOperations, F12_StepsOfPlugins) {
             floats_in(queue_, out));
 }
 
-}  // namespace
+}  // namespace test_capture_ops

@@ -6,7 +6,7 @@
 
 #include "robustness/program.hpp"
 
-namespace {
+namespace test_cli {
 
 struct BadCommand {
   const char* arguments;
@@ -164,4 +164,4 @@ TEST(Cli, Q3_HelpListsCommandsAndExitCodes) {
   expect_no_source_folder(told_by("bench decode --predict mi300x"));
 }
 
-}  // namespace
+}  // namespace test_cli

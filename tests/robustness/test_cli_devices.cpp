@@ -10,7 +10,7 @@
 
 #include "robustness/program.hpp"
 
-namespace {
+namespace test_cli_devices {
 
 int count_of(std::string_view part, std::string_view text) {
   int count = 0;
@@ -160,4 +160,4 @@ TEST(Cli, AProgramCacheThatIsNotUsedIsTold) {
   }
 }
 
-}  // namespace
+}  // namespace test_cli_devices

@@ -10,7 +10,7 @@
 
 #include "robustness/program.hpp"
 
-namespace {
+namespace test_cli_files {
 
 struct BadOperation {
   const char* name;
@@ -221,4 +221,4 @@ TEST(Cli, F6_ErrorsQuoteLittleOfWhatTheyWereGiven) {
             20000U);
 }
 
-}  // namespace
+}  // namespace test_cli_files

@@ -8,7 +8,7 @@
 #include "robustness/program.hpp"
 #include "robustness/run_case.hpp"
 
-namespace {
+namespace test_fuzz {
 
 std::string quoted(const std::filesystem::path& path) {
   return "'" + path.string() + "'";
@@ -88,4 +88,4 @@ TEST(Run, VerifyNeedsAnOracle) {
       "--verify for op split_decodes_and_prefills: not supported, legal: attention, mla_decode");
 }
 
-}  // namespace
+}  // namespace test_fuzz

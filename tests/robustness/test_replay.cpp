@@ -8,7 +8,7 @@
 
 #include "robustness/program.hpp"
 
-namespace {
+namespace test_replay {
 
 TEST(Replay, RefusalsLeaveReportsAsTheyWere) {
   const ScratchDirectory scratch;
@@ -131,4 +131,4 @@ TEST(Replay, VerifiesRowsOfQuantizedCaches) {
   }
 }
 
-}  // namespace
+}  // namespace test_replay

@@ -9,7 +9,7 @@
 #include "oracle/oracle.hpp"
 #include "robustness/run_case.hpp"
 
-namespace {
+namespace test_run {
 
 using Ints = std::vector<std::int32_t>;
 using Slots = std::vector<std::int64_t>;
@@ -268,4 +268,4 @@ TEST(RunDevice, A6_6_LatentDecodeWeighsItsRows) {
   }
 }
 
-}  // namespace
+}  // namespace test_run

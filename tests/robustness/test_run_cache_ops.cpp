@@ -12,7 +12,7 @@
 #include "robustness/program.hpp"
 
 // The cache operations of the case format, through the program.
-namespace {
+namespace test_run_cache_ops {
 
 /// Runs a case and gives its outputs and what it said.
 class CacheCase {
@@ -286,4 +286,4 @@ TEST(RunGather, TokensThatTheTableDoesNotHoldAreRefusedFirst) {
                  "4 in block_table.npy)");
 }
 
-}  // namespace
+}  // namespace test_run_cache_ops

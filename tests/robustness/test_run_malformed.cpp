@@ -12,7 +12,7 @@
 
 #include "robustness/program.hpp"
 
-namespace {
+namespace test_run_malformed {
 
 std::string replaced(std::string text, std::string_view from, std::string_view to) {
   const std::size_t at = text.find(from);
@@ -382,4 +382,4 @@ TEST(Run, MalformedAndUnsupportedCasesGiveOneLineAndNoOutput) {
   }
 }
 
-}  // namespace
+}  // namespace test_run_malformed

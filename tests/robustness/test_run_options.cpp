@@ -9,7 +9,7 @@
 
 #include "robustness/attention_model.hpp"
 
-namespace {
+namespace test_run_options {
 
 /// Two decodes and a prefill; and the same where the program has to bring the decodes to the front.
 AttentionModel mixed() {
@@ -365,4 +365,4 @@ TEST(RunOptions, PackedCachesHoldTheSame) {
   EXPECT_EQ(npy_data(run.bytes("value_cache_out.npy")), bytes.expected_value_cache);
 }
 
-}  // namespace
+}  // namespace test_run_options

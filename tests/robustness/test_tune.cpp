@@ -11,7 +11,7 @@
 
 #include "robustness/program.hpp"
 
-namespace {
+namespace test_tune {
 
 /// How often `text` holds `part`.
 std::size_t occurrences(const std::string& text, const std::string& part) {
@@ -135,4 +135,4 @@ TEST(Tune, KnowsEveryModelThatBenchKnows) {
   }
 }
 
-}  // namespace
+}  // namespace test_tune

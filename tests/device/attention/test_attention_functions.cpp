@@ -16,7 +16,7 @@
 #include "oracle/oracle.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_attention_functions {
 
 using attention_test::all_contexts;
 using clattn::AttentionArguments;
@@ -256,4 +256,4 @@ TEST(AttentionFunctions, RefuseByName) {
   }
 }
 
-}  // namespace
+}  // namespace test_attention_functions

@@ -11,7 +11,7 @@
 #include "device/layer_model.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_attn_groups {
 
 using attention_test::all_contexts;
 using clattn::Attention;
@@ -146,4 +146,4 @@ TEST(AttnGroups, S5_StatesOfOtherSizesShareAGroup) {
   EXPECT_EQ(states.at("c").at(0).num_blocks, 3);
 }
 
-}  // namespace
+}  // namespace test_attn_groups

@@ -15,7 +15,7 @@
 #include "device/layer_model.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_attn_utils {
 
 using attention_test::all_contexts;
 using clattn::Attention;
@@ -517,4 +517,4 @@ TEST(AttnUtils, BuildersThatShareAWorkspaceMayGrowIt) {
   device.queue.finish();
 }
 
-}  // namespace
+}  // namespace test_attn_utils

@@ -14,7 +14,7 @@
 #include "oracle/oracle.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_call_lists {
 
 using attention_test::all_contexts;
 using clattn::AttentionArguments;
@@ -269,4 +269,4 @@ TEST(CallLists, AreRefusedByName) {
             std::vector<float>(sequences.tokens() * kRow, kUntouched));
 }
 
-}  // namespace
+}  // namespace test_call_lists

@@ -9,7 +9,7 @@
 #include "support/counting_new.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_cascade {
 
 using attention_test::all_contexts;
 using cascade_test::Cascade;
@@ -312,4 +312,4 @@ TEST(Cascade, A6_11_BadLevelsAreRefusedByName) {
             "level 2: request 4: seq_lens is 5,");
 }
 
-}  // namespace
+}  // namespace test_cascade

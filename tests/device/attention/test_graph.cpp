@@ -19,7 +19,7 @@
 #include "support/error_text.hpp"
 
 /// Recorded steps (SPEC A2.7): a replay does what the eager calls do, bit for bit.
-namespace {
+namespace test_graph {
 
 using attention_test::all_contexts;
 using clattn::CommonAttentionMetadata;
@@ -434,4 +434,4 @@ TEST(Graph, OneSizeServesEveryStepUpToIt) {
             "query_start_loc holds 2 elements, legal: at least 4 (num_reqs + 1)");
 }
 
-}  // namespace
+}  // namespace test_graph

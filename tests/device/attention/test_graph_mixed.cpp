@@ -8,7 +8,7 @@
 #include "support/error_text.hpp"
 
 /// Recorded steps of mixed batches (BuilderOptions::graph_mixed): sizes count query tokens.
-namespace {
+namespace test_graph_mixed {
 
 using clattn::AttentionState;
 using clattn::ReplayMode;
@@ -164,4 +164,4 @@ TEST(GraphMixedSteps, WhatDoesNotFitIsRefused) {
             "graph_mixed: true, legal with attn_type encoder_decoder: false");
 }
 
-}  // namespace
+}  // namespace test_graph_mixed

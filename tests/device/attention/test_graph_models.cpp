@@ -19,7 +19,7 @@
 
 /// Recorded steps of models whose layers belong to several KV cache groups: one state a group, one
 /// graph over all layers. A replay has the bits of the eager step, and those are right.
-namespace {
+namespace test_graph_models {
 
 using attention_test::all_contexts;
 using clattn::Attention;
@@ -363,4 +363,4 @@ TEST(GraphModel, AnMLALayerIsRecorded) {
   }
 }
 
-}  // namespace
+}  // namespace test_graph_models

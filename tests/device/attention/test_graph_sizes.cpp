@@ -10,7 +10,7 @@
 #include "opencl/runtime.hpp"
 
 /// Which graphs a prepared step may be replayed with, and how much of them is launched.
-namespace {
+namespace test_graph_sizes {
 
 using attention_test::all_contexts;
 using clattn::AttentionState;
@@ -153,4 +153,4 @@ TEST(GraphState, RecordedCrossAttentionReadsTheKeysOfItsReplays) {
   }
 }
 
-}  // namespace
+}  // namespace test_graph_sizes

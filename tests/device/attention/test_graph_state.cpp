@@ -18,7 +18,7 @@
 
 /// AttentionState's protocol (SPEC A2.7), and what recorded steps are bound to. One layer of one
 /// KV head whose caches are page by page, so that a token's place is easily said.
-namespace {
+namespace test_graph_state {
 
 using attention_test::all_contexts;
 using clattn::AttentionState;
@@ -350,4 +350,4 @@ TEST(GraphState, TheLongestStepFitsTheMemoryThatWasRecorded) {
   layer.queue.finish();
 }
 
-}  // namespace
+}  // namespace test_graph_state

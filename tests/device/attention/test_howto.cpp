@@ -15,7 +15,7 @@
 #include "howto/speculation.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_howto {
 
 // A loop that preempts a request when blocks are short and then makes the same call again.
 TEST(Howto, AStepThatIsTriedAgainCountsItsTokensOnce) {
@@ -259,4 +259,4 @@ TEST(Howto, AVerificationThatFailsCountsNoToken) {
   EXPECT_EQ(pool.num_used(), 0);
 }
 
-}  // namespace
+}  // namespace test_howto

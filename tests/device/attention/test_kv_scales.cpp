@@ -20,7 +20,7 @@
 #include "oracle/oracle.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_kv_scales {
 
 using attention_test::all_contexts;
 using clattn::Attention;
@@ -434,4 +434,4 @@ TEST(KVScales, TheEnginesOwnStayTheEngines) {
   }
 }
 
-}  // namespace
+}  // namespace test_kv_scales

@@ -19,7 +19,7 @@
 #include "support/error_text.hpp"
 #include "support/fake_backend.hpp"
 
-namespace {
+namespace test_layer {
 
 using attention_test::all_contexts;
 using clattn::Attention;
@@ -562,4 +562,4 @@ TEST(Layer, KeyAndValueComeTogether) {
             "key, value: only one of them is given, legal: both or none");
 }
 
-}  // namespace
+}  // namespace test_layer

@@ -8,7 +8,7 @@
 #include "device/layer_model.hpp"
 #include "oracle/oracle.hpp"
 
-namespace {
+namespace test_layer_lists {
 
 using clattn::Direction;
 using layer_test::kShape;
@@ -105,4 +105,4 @@ TEST(LayerLists, OneBatchServesLayersOfAllKinds) {
       for (const bool images : {false, true}) check(windowed, keeps, images);
 }
 
-}  // namespace
+}  // namespace test_layer_lists

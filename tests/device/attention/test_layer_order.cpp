@@ -10,7 +10,7 @@
 #include "device/failing_builds.hpp"
 #include "device/layer_model.hpp"
 
-namespace {
+namespace test_layer_order {
 
 using Programs = std::vector<std::string>;
 
@@ -57,4 +57,4 @@ TEST(LayerOrder, P7_TheOrderOfLayersChangesNothingThatIsCompiled) {
   }
 }
 
-}  // namespace
+}  // namespace test_layer_order

@@ -20,7 +20,7 @@
 #include "support/counting_new.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_mla_layer {
 
 using attention_test::all_contexts;
 using clattn::Attention;
@@ -474,4 +474,4 @@ TEST(MLALayer, WhatDoesNotFitTheLayerIsRefused) {
             "KV cache: use_mla is true, supported by backend FLASHINFER: false");
 }
 
-}  // namespace
+}  // namespace test_mla_layer

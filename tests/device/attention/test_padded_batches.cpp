@@ -11,7 +11,7 @@
 #include "device/attention_case.hpp"
 #include "device/layer_model.hpp"
 
-namespace {
+namespace test_padded_batches {
 
 using attention_test::all_contexts;
 using clattn::Attention;
@@ -92,4 +92,4 @@ TEST(PaddedBatches, S5_ADraftModelsStepIsAFastBuild) {
   }
 }
 
-}  // namespace
+}  // namespace test_padded_batches

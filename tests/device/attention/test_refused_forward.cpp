@@ -11,7 +11,7 @@
 #include "support/error_text.hpp"
 #include "support/plugin.hpp"
 
-namespace {
+namespace test_refused_forward {
 
 using attention_test::all_contexts;
 using clattn::Attention;
@@ -136,4 +136,4 @@ TEST(RefusedForward, ZeroesNoRowOfAnEncoder) {
   EXPECT_EQ(device.download(output), ones);
 }
 
-}  // namespace
+}  // namespace test_refused_forward

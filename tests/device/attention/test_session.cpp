@@ -13,7 +13,7 @@
 #include "device/session_client.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_session {
 
 using clattn::ErrorCode;
 using clattn::RequestId;
@@ -373,4 +373,4 @@ TEST_P(SessionOnDevice, NamesWhatItRefuses) {
 INSTANTIATE_TEST_SUITE_P(Devices, SessionOnDevice,
                          testing::Range(std::size_t{0}, clattn::list_devices().size()));
 
-}  // namespace
+}  // namespace test_session

@@ -14,7 +14,7 @@
 #include "support/counting_new.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_session_drafts {
 
 using clattn::RequestId;
 using clattn::Session;
@@ -429,4 +429,4 @@ TEST_P(SessionDrafts, NamesWhatMustBeSettledFirst) {
 INSTANTIATE_TEST_SUITE_P(Devices, SessionDrafts,
                          testing::Range(std::size_t{0}, clattn::list_devices().size()));
 
-}  // namespace
+}  // namespace test_session_drafts

@@ -9,7 +9,7 @@
 #include "device/counting_buffers.hpp"
 #include "device/session_client.hpp"
 
-namespace {
+namespace test_session_prepare {
 
 using cache_ops_test::download;
 using cache_ops_test::upload;
@@ -99,4 +99,4 @@ TEST(SessionPrepare, GivesTheBitsOfPreparationAndStoreApart) {
   }
 }
 
-}  // namespace
+}  // namespace test_session_prepare

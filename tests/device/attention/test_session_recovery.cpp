@@ -15,7 +15,7 @@
 #include "support/counting_new.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_session_recovery {
 
 using clattn::ErrorCode;
 using clattn::RequestId;
@@ -370,4 +370,4 @@ TEST_P(SessionRecovery, NamesWhatItRefuses) {
 INSTANTIATE_TEST_SUITE_P(Devices, SessionRecovery,
                          testing::Range(std::size_t{0}, clattn::list_devices().size()));
 
-}  // namespace
+}  // namespace test_session_recovery

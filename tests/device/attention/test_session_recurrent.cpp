@@ -10,7 +10,7 @@
 #include "support/counting_new.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_session_recurrent {
 
 using clattn::RecurrentStep;
 using clattn::RequestId;
@@ -238,4 +238,4 @@ TEST(SessionStates, NamesWhatItRefuses) {
             "recur: layer is 0, legal: none in a session without recurrent layers");
 }
 
-}  // namespace
+}  // namespace test_session_recurrent

@@ -11,7 +11,7 @@
 #include "device/session_client.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_session_spans {
 
 using clattn::SessionConfig;
 using clattn::SpanRule;
@@ -80,4 +80,4 @@ TEST_P(SessionSpans, RefusedOnesLeaveTheRequestAsItWas) {
 INSTANTIATE_TEST_SUITE_P(Devices, SessionSpans,
                          testing::Range(std::size_t{0}, clattn::list_devices().size()));
 
-}  // namespace
+}  // namespace test_session_spans

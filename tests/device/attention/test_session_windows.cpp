@@ -13,7 +13,7 @@
 #include "device/session_client.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_session_windows {
 
 using clattn::BlockPool;
 using clattn::RequestId;
@@ -363,4 +363,4 @@ TEST_P(SessionWindows, RandomTrafficIsTheOracles) {
 INSTANTIATE_TEST_SUITE_P(Devices, SessionWindows,
                          testing::Range(std::size_t{0}, clattn::list_devices().size()));
 
-}  // namespace
+}  // namespace test_session_windows

@@ -14,7 +14,7 @@
 #include "support/error_text.hpp"
 #include "support/plugin.hpp"
 
-namespace {
+namespace test_plugin {
 
 using attention_test::all_contexts;
 using clattn::DType;
@@ -296,4 +296,4 @@ TEST(Plugin, ItsCallsAreNotRecorded) {
   device.queue.finish();
 }
 
-}  // namespace
+}  // namespace test_plugin

@@ -18,7 +18,7 @@
 #include "device/forced_variant.hpp"
 #include "kernels/choose/variants.hpp"
 
-namespace {
+namespace test_attention {
 
 using attention_test::all_contexts;
 using attention_test::CaseResult;
@@ -637,4 +637,4 @@ TEST(AttentionThreads, ShareOneImplAndGetTheBitsOfOne) {
 INSTANTIATE_TEST_SUITE_P(Families, AttentionOnDevice, testing::ValuesIn(clattn::kKernelFamilies),
                          attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
 
-}  // namespace
+}  // namespace test_attention

@@ -18,7 +18,7 @@
 #include "support/counting_new.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_build_options {
 
 using attention_test::all_contexts;
 using attention_test::small_config;
@@ -399,4 +399,4 @@ TEST(BuildOptions, A1_1_UseCascadeAttentionAsksBackendAndLayer) {
   EXPECT_FALSE(answer("FLASHINFER", [](Config&) {}));
 }
 
-}  // namespace
+}  // namespace test_build_options

@@ -19,7 +19,7 @@
 #include "support/counting_new.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_builder {
 
 using attention_test::all_contexts;
 using attention_test::small_config;
@@ -723,4 +723,4 @@ TEST(Impl, AWriteWithoutSlotsIsRefused) {
   queue.finish();
 }
 
-}  // namespace
+}  // namespace test_builder

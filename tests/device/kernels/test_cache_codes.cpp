@@ -10,7 +10,7 @@
 #include "device/attention_case.hpp"
 #include "device/step_case.hpp"
 
-namespace {
+namespace test_cache_codes {
 
 using attention_test::all_contexts;
 using clattn::DType;
@@ -135,4 +135,4 @@ TEST(CacheCodes, EveryCodeOfAnEightBitCacheIsExact) {
   EXPECT_GT(checked, 0);
 }
 
-}  // namespace
+}  // namespace test_cache_codes

@@ -11,7 +11,7 @@
 
 #include "device/layout_cases.hpp"
 
-namespace {
+namespace test_decode_ring {
 
 using attention_test::CaseResult;
 using attention_test::CaseSpec;
@@ -115,4 +115,4 @@ TEST(DecodeRing, GroupsOfHeads) {
   }
 }
 
-}  // namespace
+}  // namespace test_decode_ring

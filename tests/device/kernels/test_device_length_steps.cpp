@@ -18,7 +18,7 @@
 
 /// Steps that take their lengths from the device: one after the other without the host, recorded,
 /// with wrong lengths; and what is refused.
-namespace {
+namespace test_device_length_steps {
 
 using attention_test::small_config;
 using cache_ops_test::all_contexts;
@@ -421,4 +421,4 @@ TEST(DeviceLengthSteps, WhatNeedsThemOnTheHostIsRefused) {
       "lengths)");
 }
 
-}  // namespace
+}  // namespace test_device_length_steps

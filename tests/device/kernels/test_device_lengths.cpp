@@ -7,7 +7,7 @@
 #include "device/attention_case.hpp"
 
 /// Steps whose lengths only the device knows (BuilderOptions::device_seq_lens).
-namespace {
+namespace test_device_lengths {
 
 using attention_test::all_contexts;
 using attention_test::CaseResult;
@@ -117,4 +117,4 @@ INSTANTIATE_TEST_SUITE_P(Families, DeviceLengths,
                          testing::Values(KernelFamily::kAuto, KernelFamily::kGpu),
                          attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
 
-}  // namespace
+}  // namespace test_device_lengths

@@ -12,7 +12,7 @@
 #include "device/small_call.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_device_list_steps {
 
 using clattn::Direction;
 using small_test::Batch;
@@ -360,4 +360,4 @@ TEST(DeviceListSteps, CallsThatDoNotFitAreRefused) {
       "update_lists: tree_bits holds 12 bytes, legal: at least 16 (4 elements of 4)");
 }
 
-}  // namespace
+}  // namespace test_device_list_steps

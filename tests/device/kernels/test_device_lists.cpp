@@ -4,7 +4,7 @@
 #include "device/masks.hpp"
 #include "device/tree_cases.hpp"
 
-namespace {
+namespace test_device_lists {
 
 using attention_test::CaseResult;
 using attention_test::CaseSpec;
@@ -196,4 +196,4 @@ TEST_P(DeviceLists, BitsOfAHostsPlanByAnyBound) {
 
 FOR_ALL_FAMILIES(DeviceLists);
 
-}  // namespace
+}  // namespace test_device_lists

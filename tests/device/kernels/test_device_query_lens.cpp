@@ -9,7 +9,7 @@
 
 /// Steps with decodes whose numbers of query tokens only the device knows
 /// (BuilderOptions::device_query_lens).
-namespace {
+namespace test_device_query_lens {
 
 using clattn::SplitPolicy;
 using step_model::Form;
@@ -281,4 +281,4 @@ TEST(DeviceQueryLensSteps, OtherMetadataAndOptionsAreRefused) {
       << refusal;
 }
 
-}  // namespace
+}  // namespace test_device_query_lens

@@ -13,7 +13,7 @@
 #include "device/attention_case.hpp"
 #include "device/layer_model.hpp"
 
-namespace {
+namespace test_explain {
 
 using attention_test::all_contexts;
 using clattn::Candidate;
@@ -118,4 +118,4 @@ TEST(Log, TracesEveryLaunch) {
   EXPECT_EQ(messages.count("groups"), 1) << "a decode of one request";
 }
 
-}  // namespace
+}  // namespace test_explain

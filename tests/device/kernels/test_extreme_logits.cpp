@@ -10,7 +10,7 @@
 
 #include "device/step_case.hpp"
 
-namespace {
+namespace test_extreme_logits {
 
 using attention_test::all_contexts;
 using clattn::KernelFamily;
@@ -235,4 +235,4 @@ INSTANTIATE_TEST_SUITE_P(Families, ExtremeLogits,
                          testing::Values(KernelFamily::kAuto, KernelFamily::kGpu),
                          attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
 
-}  // namespace
+}  // namespace test_extreme_logits

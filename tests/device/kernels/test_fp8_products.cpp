@@ -12,7 +12,7 @@
 
 #include "device/layout_cases.hpp"
 
-namespace {
+namespace test_fp8_products {
 
 using attention_test::CaseResult;
 using attention_test::CaseSpec;
@@ -180,4 +180,4 @@ TEST(Fp8Products, LogitsThatRise) {
   expect_right(spec);
 }
 
-}  // namespace
+}  // namespace test_fp8_products

@@ -15,7 +15,7 @@
 #include "device/small_call.hpp"
 #include "opencl/staging.hpp"
 
-namespace {
+namespace test_held_queue {
 
 using small_test::Batch;
 using small_test::Call;
@@ -147,4 +147,4 @@ TEST(HeldQueue, StagingThatGrowsDoesNotWaitForIt) {
   }
 }
 
-}  // namespace
+}  // namespace test_held_queue

@@ -5,7 +5,7 @@
 
 #include "device/masks.hpp"
 
-namespace {
+namespace test_kept_keys {
 
 using attention_test::CaseResult;
 using attention_test::CaseSpec;
@@ -165,4 +165,4 @@ TEST_P(KeptKeys, NoneAreAsTheWindowAlone) {
 
 FOR_ALL_FAMILIES(KeptKeys);
 
-}  // namespace
+}  // namespace test_kept_keys

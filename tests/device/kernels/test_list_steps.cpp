@@ -13,7 +13,7 @@
 #include "support/error_text.hpp"
 #include "support/plugin.hpp"
 
-namespace {
+namespace test_list_steps {
 
 using clattn::Direction;
 using clattn::SpanRule;
@@ -244,4 +244,4 @@ TEST(ListSteps, PluginsRefuseThemByName) {
               std::string(name) + " not supported by REFERENCE: its takes_seen_keys is 0");
 }
 
-}  // namespace
+}  // namespace test_list_steps

@@ -5,7 +5,7 @@
 
 #include "device/masks.hpp"
 
-namespace {
+namespace test_listed_rows {
 
 using attention_test::CaseResult;
 using attention_test::CaseSpec;
@@ -247,4 +247,4 @@ TEST_P(ListedRows, EveryOptionAtOnce) {
 
 FOR_ALL_FAMILIES(ListedRows);
 
-}  // namespace
+}  // namespace test_listed_rows

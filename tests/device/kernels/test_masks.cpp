@@ -4,7 +4,7 @@
 
 #include "device/step_case.hpp"
 
-namespace {
+namespace test_masks {
 
 using attention_test::all_contexts;
 using clattn::DType;
@@ -249,4 +249,4 @@ TEST(Masks, A6_11_ItemsOfAPromptSeeThePrefixAndThemselves) {
   }
 }
 
-}  // namespace
+}  // namespace test_masks

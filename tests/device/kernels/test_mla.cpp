@@ -5,7 +5,7 @@
 #include "kernels/choose/variants.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_mla {
 
 using attention_test::all_contexts;
 using clattn::DType;
@@ -303,4 +303,4 @@ TEST(MLARefusals, CacheAndMetadataMustFitTheLayer) {
   EXPECT_NE(forward(other).find("kv_cache: scale given"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace test_mla

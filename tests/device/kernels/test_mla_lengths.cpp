@@ -1,7 +1,7 @@
 // Latent decode whose lengths only the device knows (BuilderOptions::device_seq_lens).
 #include "device/mla_case.hpp"
 
-namespace {
+namespace test_mla_lengths {
 
 using clattn::SplitPolicy;
 using mla_test::Case;
@@ -56,4 +56,4 @@ TEST_P(MLALengths, AreRightInABalancedPlanOfHigherBounds) {
   }
 }
 
-}  // namespace
+}  // namespace test_mla_lengths

@@ -4,7 +4,7 @@
 #include "device/runtime_fixture.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_mla_lists {
 
 using clattn::Direction;
 using clattn::DType;
@@ -133,4 +133,4 @@ TEST(MLARefusals, ListsAreForLayersThatTakeThem) {
             std::string::npos);
 }
 
-}  // namespace
+}  // namespace test_mla_lists

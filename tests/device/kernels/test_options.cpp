@@ -15,7 +15,7 @@
 
 #include "device/attention_case.hpp"
 
-namespace {
+namespace test_options {
 
 using attention_test::all_contexts;
 using attention_test::CaseResult;
@@ -477,4 +477,4 @@ INSTANTIATE_TEST_SUITE_P(Families, Options,
                                          KernelFamily::kGpuPtx, KernelFamily::kGpuMatrix),
                          attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
 
-}  // namespace
+}  // namespace test_options

@@ -5,7 +5,7 @@
 #include "device/step_case.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_packed {
 
 using attention_test::all_contexts;
 using clattn::DType;
@@ -387,4 +387,4 @@ TEST(PackedRefusals, QueriesCachesAndMetadataMustFit) {
   EXPECT_NE(forward(other).find("kv_cache: scales given"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace test_packed

@@ -6,7 +6,7 @@
 #include "device/cache_blocks.hpp"
 
 // A7: pages that take more bytes than their K and V (page_size_padded), and other strides.
-namespace {
+namespace test_padded_pages {
 
 using attention_test::all_contexts;
 using block_test::backend_named;
@@ -146,4 +146,4 @@ TEST(PaddedPages, PaddingThatVectorsCannotStepOverIsRefused) {
             "KVCacheSpec: page_size_padded is 520, legal: multiples of 16 (8 elements of f16)");
 }
 
-}  // namespace
+}  // namespace test_padded_pages

@@ -16,7 +16,7 @@
 #include "device/mla_case.hpp"
 #include "kernels/choose/variants.hpp"
 
-namespace {
+namespace test_plans {
 
 using attention_test::all_contexts;
 using attention_test::CaseResult;
@@ -326,4 +326,4 @@ TEST(Plans, ArePredictedFromCapabilitiesAlone) {
   }
 }
 
-}  // namespace
+}  // namespace test_plans

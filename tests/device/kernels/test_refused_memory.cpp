@@ -11,7 +11,7 @@
 #include "support/plugin.hpp"
 
 // Misuse of memory and builders that the host can see.
-namespace {
+namespace test_refused_memory {
 
 using clattn::AttentionTensors;
 using clattn::TensorRef;
@@ -189,4 +189,4 @@ TEST(RefusedMemory, ABuilderInTwoThreads) {
   queue.finish();
 }
 
-}  // namespace
+}  // namespace test_refused_memory

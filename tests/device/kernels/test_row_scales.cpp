@@ -12,7 +12,7 @@
 #include "device/attention_case.hpp"
 #include "kernels/choose/variants.hpp"
 
-namespace {
+namespace test_row_scales_kernels {
 
 using attention_test::all_contexts;
 using attention_test::CaseResult;
@@ -127,4 +127,4 @@ TEST(RowScales, KernelsWithoutThemSayWhy) {
   EXPECT_GE(takers, 6U);
 }
 
-}  // namespace
+}  // namespace test_row_scales_kernels

@@ -15,7 +15,7 @@
 #include "kernels/step/paged_step.hpp"
 #include "support/counting_new.hpp"
 
-namespace {
+namespace test_step_memory {
 
 using attention_test::all_contexts;
 using attention_test::small_config;
@@ -190,4 +190,4 @@ TEST(StepMemory, WorkspaceQueriesAreWhatStepsUse) {
   }
 }
 
-}  // namespace
+}  // namespace test_step_memory

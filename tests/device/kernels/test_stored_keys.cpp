@@ -12,7 +12,7 @@
 #include "support/plugin.hpp"
 
 // AttentionImpl::forward() stores the keys and values that it is given, as layers' forward() does.
-namespace {
+namespace test_stored_keys {
 
 using clattn::AttentionTensors;
 using small_test::Batch;
@@ -142,4 +142,4 @@ TEST(StoredKeys, AreRefusedWhereTheyWouldBeIgnored) {
             "key, value: given, legal: none, as reshape_and_cache() stores them");
 }
 
-}  // namespace
+}  // namespace test_stored_keys

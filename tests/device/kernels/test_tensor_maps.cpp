@@ -11,7 +11,7 @@
 
 #include "device/layout_cases.hpp"
 
-namespace {
+namespace test_tensor_maps {
 
 using attention_test::CaseResult;
 using attention_test::CaseSpec;
@@ -137,4 +137,4 @@ TEST(TensorMaps, ManyTasksOfAGroup) {
   expect_right(spec);
 }
 
-}  // namespace
+}  // namespace test_tensor_maps

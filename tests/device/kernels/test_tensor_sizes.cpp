@@ -19,7 +19,7 @@
 #include "device/attention_case.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_tensor_sizes {
 
 using attention_test::all_contexts;
 using attention_test::small_config;
@@ -389,4 +389,4 @@ TEST(TensorSizes, F1_TensorsThatScalesAreCalculatedFromAreBounded) {
   queue.finish();
 }
 
-}  // namespace
+}  // namespace test_tensor_sizes

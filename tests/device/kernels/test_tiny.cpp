@@ -6,7 +6,7 @@
 
 #include "device/attention_case.hpp"
 
-namespace {
+namespace test_tiny {
 
 using attention_test::CaseSpec;
 
@@ -60,4 +60,4 @@ TEST(Tiny, EveryOption) {
   expect_right(spec);
 }
 
-}  // namespace
+}  // namespace test_tiny

@@ -5,7 +5,7 @@
 #include "device/masks.hpp"
 #include "device/tree_cases.hpp"
 
-namespace {
+namespace test_trees {
 
 using attention_test::CaseResult;
 using attention_test::CaseSpec;
@@ -159,4 +159,4 @@ TEST_P(Trees, RowsBeforeTheFirstBranchAreTheChains) {
 
 FOR_ALL_FAMILIES(Trees);
 
-}  // namespace
+}  // namespace test_trees

@@ -14,7 +14,7 @@
 #include "kernels/choose/tuned.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_tuning {
 
 using attention_test::CaseSpec;
 using clattn::DType;
@@ -300,4 +300,4 @@ TEST_P(TuningFile, StaleForeignAndBrokenFilesChangeNothing) {
 INSTANTIATE_TEST_SUITE_P(Devices, TuningFile, testing::ValuesIn(clattn::list_devices()),
                          clattn::detail::device_suffix);
 
-}  // namespace
+}  // namespace test_tuning

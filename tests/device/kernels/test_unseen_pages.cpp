@@ -11,7 +11,7 @@
 #include "support/error_text.hpp"
 
 // Block-table entries of pages that no query sees any more may hold anything.
-namespace {
+namespace test_unseen_pages {
 
 using small_test::Batch;
 using small_test::Call;
@@ -234,4 +234,4 @@ TEST(UnseenPages, AreNoneWithoutALeftSide) {
   }
 }
 
-}  // namespace
+}  // namespace test_unseen_pages

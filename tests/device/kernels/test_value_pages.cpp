@@ -16,7 +16,7 @@
 #include "device/value_cases.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_value_pages {
 
 using attention_test::all_contexts;
 using attention_test::CaseSpec;
@@ -204,4 +204,4 @@ TEST(ValuePagesInCaches, OtherPlacesAreRefused) {
   EXPECT_EQ(copy(), "kv_cache: head_size_v is 32, legal: 0 (head_size), or 8 … 24 in steps of 8");
 }
 
-}  // namespace
+}  // namespace test_value_pages

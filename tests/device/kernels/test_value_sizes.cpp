@@ -19,7 +19,7 @@
 #include "device/value_cases.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_value_sizes {
 
 using attention_test::all_contexts;
 using attention_test::CaseSpec;
@@ -335,4 +335,4 @@ TEST(ValueSizesInTensors, RowsOfValuesAreCheckedByTheirOwnSize) {
   EXPECT_EQ(forward(kBytes, 504), "value: token_stride is 504, legal: 0 or >= 512 (a row)");
 }
 
-}  // namespace
+}  // namespace test_value_sizes

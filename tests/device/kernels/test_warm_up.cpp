@@ -13,7 +13,7 @@
 #include "opencl/runtime.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_warm_up {
 
 using clattn::AttentionOptions;
 using clattn::CommonAttentionMetadata;
@@ -197,4 +197,4 @@ TEST(WarmUp, IsRefusedWhileItsQueueIsRecorded) {
   EXPECT_THROW(model.layer.warm_up(model.queue), clattn::Error);
 }
 
-}  // namespace
+}  // namespace test_warm_up

@@ -4,7 +4,7 @@
 
 #include "device/masks.hpp"
 
-namespace {
+namespace test_window_sides {
 
 using attention_test::CaseResult;
 using attention_test::CaseSpec;
@@ -164,4 +164,4 @@ TEST_P(Masks, APlanSuitsLayersOfNarrowerSides) {
 
 FOR_ALL_FAMILIES(Masks);
 
-}  // namespace
+}  // namespace test_window_sides

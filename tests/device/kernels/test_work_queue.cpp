@@ -14,7 +14,7 @@
 #include "device/attention_case.hpp"
 #include "kernels/step/paged_step.hpp"
 
-namespace {
+namespace test_work_queue {
 
 using attention_test::all_contexts;
 using attention_test::CaseSpec;
@@ -217,4 +217,4 @@ TEST(WorkQueue, TwoQueuesRunAtOnce) {
   }
 }
 
-}  // namespace
+}  // namespace test_work_queue

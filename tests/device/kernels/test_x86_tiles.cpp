@@ -10,7 +10,7 @@
 #include "device/attention_case.hpp"
 #include "device/forced_variant.hpp"
 
-namespace {
+namespace test_x86_tiles {
 
 using attention_test::CaseResult;
 using attention_test::CaseSpec;
@@ -162,4 +162,4 @@ TEST_P(X86Tiles, PairsDecodeRight) {
 INSTANTIATE_TEST_SUITE_P(Options, X86Tiles, testing::ValuesIn(options()),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
-}  // namespace
+}  // namespace test_x86_tiles

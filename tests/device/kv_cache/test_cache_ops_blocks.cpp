@@ -9,7 +9,7 @@
 #include "opencl/runtime.hpp"
 
 // copy_blocks: bytes in, bytes out, for every order of a cache in memory.
-namespace {
+namespace test_cache_ops_blocks {
 
 using block_test::apply;
 using block_test::Bytes;
@@ -211,4 +211,4 @@ TEST(CopyBlocks, NonsenseIsRefusedWithNumbers) {
   EXPECT_EQ(refuse({{0, 1}}), "cache: 8 blocks end at byte 11520, legal: the buffer's 10752 bytes");
 }
 
-}  // namespace
+}  // namespace test_cache_ops_blocks

@@ -5,7 +5,7 @@
 
 // Calls of cache operations so large that CPUs store past their caches: what is stored stays the
 // same, whether rows fill whole cache lines or not.
-namespace {
+namespace test_cache_ops_large {
 
 using cache_ops_test::all_contexts;
 using cache_ops_test::download;
@@ -150,4 +150,4 @@ TEST(LargeCacheOps, CopiesKeepEveryByte) {
   }
 }
 
-}  // namespace
+}  // namespace test_cache_ops_large

@@ -7,7 +7,7 @@
 #include "device/cache_ops_support.hpp"
 #include "kv_cache/op_kernel.hpp"
 
-namespace {
+namespace test_cache_ops_merge {
 
 using cache_ops_test::all_contexts;
 using cache_ops_test::decode;
@@ -401,4 +401,4 @@ TEST(MergeAttnStates, ANaNLseIsNotTakenForAnEmptySide) {
   }
 }
 
-}  // namespace
+}  // namespace test_cache_ops_merge

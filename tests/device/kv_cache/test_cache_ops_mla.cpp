@@ -6,7 +6,7 @@
 
 #include "device/cache_ops_support.hpp"
 
-namespace {
+namespace test_cache_ops_mla {
 
 using cache_ops_test::all_contexts;
 using cache_ops_test::decode;
@@ -239,4 +239,4 @@ TEST(MLACache, NonsenseIsRefused) {
             "slot_mapping: its 4 slots end at element 5, legal: the buffer's 4");
 }
 
-}  // namespace
+}  // namespace test_cache_ops_mla

@@ -12,7 +12,7 @@
 
 #include "device/attention_case.hpp"
 
-namespace {
+namespace test_cache_ops_quantized {
 
 using attention_test::all_contexts;
 using clattn::DType;
@@ -174,4 +174,4 @@ TEST(QuantizedCacheWrite, EveryHalfIsStoredInXPackedCachesToo) {
   });
 }
 
-}  // namespace
+}  // namespace test_cache_ops_quantized

@@ -9,7 +9,7 @@
 #include "device/cache_ops_support.hpp"
 
 // Metadata on the device: advance_step and append_paged_kv_cache.
-namespace {
+namespace test_cache_ops_steps {
 
 using cache_ops_test::all_contexts;
 using cache_ops_test::download;
@@ -414,4 +414,4 @@ TEST(AppendPagedKVCache, NonsenseIsRefused) {
             "append_paged_mla_kv_cache: positions holds 0 bytes, legal: at least 16 (i32 [4])");
 }
 
-}  // namespace
+}  // namespace test_cache_ops_steps

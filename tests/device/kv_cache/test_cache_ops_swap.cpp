@@ -9,7 +9,7 @@
 #include "device/cache_blocks.hpp"
 
 // swap_blocks: bytes in, bytes out, for every order of a cache in memory.
-namespace {
+namespace test_cache_ops_swap {
 
 using block_test::apply;
 using block_test::backend_named;
@@ -288,4 +288,4 @@ TEST(SwapBlocks, NonsenseIsRefusedWithNumbers) {
   EXPECT_NE(refuse(gaps, host, {}).find("legal: blocks without gaps"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace test_cache_ops_swap

@@ -11,7 +11,7 @@
 #include "kernels/launch/cache_write.hpp"
 
 // Cache writes of runs of tokens whose rows are aligned, by every kernel that the device has.
-namespace {
+namespace test_cache_runs {
 
 using cache_ops_test::all_contexts;
 using cache_ops_test::download;
@@ -181,4 +181,4 @@ TEST(CacheRuns, XPackedPagesHoldEveryTokenInItsPlace) {
   });
 }
 
-}  // namespace
+}  // namespace test_cache_runs

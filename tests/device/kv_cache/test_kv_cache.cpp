@@ -17,7 +17,7 @@
 #include "kernels/launch/cache_write.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_kv_cache {
 
 using attention_test::all_contexts;
 using cache_ops_test::element;
@@ -374,4 +374,4 @@ TEST(ReshapeAndCache, PlacesOutsideTheBufferAreRefused) {
   in.queue.finish();
 }
 
-}  // namespace
+}  // namespace test_kv_cache

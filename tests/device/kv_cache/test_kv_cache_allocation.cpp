@@ -10,7 +10,7 @@
 #include "device/counting_buffers.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_kv_cache_allocation {
 
 using attention_test::all_contexts;
 using test::error_text;
@@ -80,4 +80,4 @@ TEST(KVCache, TooLargeIsRefusedWithTheNumbers) {
   }
 }
 
-}  // namespace
+}  // namespace test_kv_cache_allocation

@@ -8,7 +8,7 @@
 #include "device/step_case.hpp"
 
 // A9.15: element offsets past 2^31. The buffer is 2.2 GiB, of which a few pages are ever touched.
-namespace {
+namespace test_large_cache {
 
 using attention_test::all_contexts;
 using cache_ops_test::error_text;
@@ -185,4 +185,4 @@ TEST(LargeCache, A9_15_OffsetsPast32BitsAreWrittenReadAndCopied) {
   }
 }
 
-}  // namespace
+}  // namespace test_large_cache

@@ -7,7 +7,7 @@
 
 #include "device/cache_blocks.hpp"
 
-namespace {
+namespace test_move_tokens {
 
 using block_test::Bytes;
 using block_test::kOrders;
@@ -198,4 +198,4 @@ TEST(MoveTokens, RefusesWhatIsNoMove) {
   EXPECT_TRUE(download<std::uint8_t>(queue, layer.cache.buffer) == layer.image);
 }
 
-}  // namespace
+}  // namespace test_move_tokens

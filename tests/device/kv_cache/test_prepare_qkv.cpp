@@ -11,7 +11,7 @@
 
 #include "device/prepare_rows.hpp"
 
-namespace {
+namespace test_prepare_qkv {
 
 using cache_ops_test::all_contexts;
 using cache_ops_test::decode;
@@ -287,4 +287,4 @@ TEST(PrepareQKV, RefusesWhatDoesNotFit) {
               decode(DType::kBF16, download<std::byte>(queue, rows.query_out)), "queries alone");
 }
 
-}  // namespace
+}  // namespace test_prepare_qkv

@@ -14,7 +14,7 @@
 #include "device/cache_ops_support.hpp"
 #include "oracle/row_scales.hpp"
 
-namespace {
+namespace test_row_scales {
 
 using cache_ops_test::all_contexts;
 using cache_ops_test::download;
@@ -382,4 +382,4 @@ TEST(RowScaleCaches, AreRefusedByNameWhereTheyCannotBe) {
             "KV cache: kv_quant_mode is kPerTokenHead, supported with head_size_v 32: kNone");
 }
 
-}  // namespace
+}  // namespace test_row_scales

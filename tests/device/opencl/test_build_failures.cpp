@@ -16,7 +16,7 @@
 #include "support/error_text.hpp"
 
 namespace clattn::detail {
-namespace {
+namespace test_build_failures {
 
 using test::error_text;
 using test::FailingBuilds;
@@ -250,5 +250,5 @@ TEST(BuildFailuresOfLayers, TheNextLayerBuildsNothing) {
   EXPECT_EQ(context->build_failures(), failures);
 }
 
-}  // namespace
+}  // namespace test_build_failures
 }  // namespace clattn::detail

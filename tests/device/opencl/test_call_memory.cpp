@@ -11,7 +11,7 @@
 #include "opencl/runtime.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_call_memory {
 
 using cache_ops_test::all_contexts;
 using clattn::detail::CallMemory;
@@ -195,4 +195,4 @@ TEST(CallMemory, ThreadsShareIt) {
   }
 }
 
-}  // namespace
+}  // namespace test_call_memory

@@ -12,7 +12,7 @@
 #include "support/error_text.hpp"
 
 namespace clattn::detail {
-namespace {
+namespace test_runtime {
 
 using test::error_text;
 using testing::HasSubstr;
@@ -444,5 +444,5 @@ TEST_P(RuntimeDevice, ContextIsTheSameThing) {
   copy.finish();
 }
 
-}  // namespace
+}  // namespace test_runtime
 }  // namespace clattn::detail

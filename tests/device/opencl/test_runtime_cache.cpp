@@ -9,7 +9,7 @@
 #include "opencl/program/program_cache.hpp"
 
 namespace clattn::detail {
-namespace {
+namespace test_runtime_cache {
 
 /// Every test starts with a folder that holds the self-test's and one program's entry.
 class RuntimeCache : public RuntimeFixture {
@@ -115,5 +115,5 @@ TEST_P(RuntimeCache, ProgramsAreLeftToADriverThatCachesBetter) {
   EXPECT_EQ(std::filesystem::exists(program_file_), !pocl);
 }
 
-}  // namespace
+}  // namespace test_runtime_cache
 }  // namespace clattn::detail

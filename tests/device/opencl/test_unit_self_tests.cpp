@@ -17,7 +17,7 @@
 #include "opencl/device/units.hpp"
 
 namespace clattn::detail {
-namespace {
+namespace test_unit_self_tests {
 
 namespace fs = std::filesystem;
 
@@ -151,5 +151,5 @@ TEST_P(UnitSelfTests, SeeAWrongMap) {
 
 INSTANTIATE_TEST_SUITE_P(All, UnitSelfTests, testing::ValuesIn(list_devices()), device_suffix);
 
-}  // namespace
+}  // namespace test_unit_self_tests
 }  // namespace clattn::detail

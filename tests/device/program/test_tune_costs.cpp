@@ -13,7 +13,7 @@
 
 #include "program/tune/costs.hpp"
 
-namespace {
+namespace test_tune_costs {
 
 using clattn::AttentionConfig;
 using clattn::CostRow;
@@ -233,4 +233,4 @@ TEST(TuneCosts, AKernelThatPlansPassOverIsMeasuredUnderATuningRow) {
   EXPECT_NE(costs_of(measured, kernel), nullptr) << kernel;
 }
 
-}  // namespace
+}  // namespace test_tune_costs

@@ -15,7 +15,7 @@
 #include "support/error_text.hpp"
 #include "tuning/tuning_table.hpp"
 
-namespace {
+namespace test_tune_race {
 
 using clattn::Error;
 using clattn::ErrorCode;
@@ -238,4 +238,4 @@ TEST(TuneRaceDevice, ACandidateThatCannotBeRunHasFailed) {
   EXPECT_EQ(trial.note, "enqueueing failed");
 }
 
-}  // namespace
+}  // namespace test_tune_race

@@ -9,7 +9,7 @@
 #include "device/cache_ops_support.hpp"
 #include "oracle/recurrent.hpp"
 
-namespace {
+namespace test_causal_conv1d {
 
 using cache_ops_test::all_contexts;
 using cache_ops_test::decode;
@@ -231,4 +231,4 @@ TEST(CausalConv, AShortConvolutionBetweenGates) {
   }
 }
 
-}  // namespace
+}  // namespace test_causal_conv1d

@@ -7,7 +7,7 @@
 #include "kernels/choose/traits.hpp"
 #include "support/error_text.hpp"
 
-namespace {
+namespace test_delta_rule {
 
 using attention_test::all_contexts;
 using clattn::DType;
@@ -331,4 +331,4 @@ TEST(DeltaRule, AFamilyThatTheDeviceLacksIsRefused) {
   }
 }
 
-}  // namespace
+}  // namespace test_delta_rule

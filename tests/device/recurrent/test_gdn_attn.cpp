@@ -9,7 +9,7 @@
 
 #include "device/cache_ops_support.hpp"
 
-namespace {
+namespace test_gdn_attn {
 
 using cache_ops_test::all_contexts;
 using cache_ops_test::download;
@@ -193,4 +193,4 @@ TEST(GDNMetadata, NamesWhatItRefuses) {
             "query tokens but one), at most 2 (num_speculative_blocks); or -1");
 }
 
-}  // namespace
+}  // namespace test_gdn_attn

@@ -8,7 +8,7 @@
 #include "device/cache_ops_support.hpp"
 #include "oracle/recurrent.hpp"
 
-namespace {
+namespace test_recurrent_ops {
 
 using cache_ops_test::all_contexts;
 using cache_ops_test::decode;
@@ -343,4 +343,4 @@ TEST(RecurrentRefusals, TensorsAndStates) {
          "states: block_stride is 8, legal: at least 1024 (a page)");
 }
 
-}  // namespace
+}  // namespace test_recurrent_ops
