@@ -6,8 +6,10 @@
 #   NAME.kind     cpu, gpu or any: for which devices it is meant; amd, and chips that have its unit
 # A CHECK is a script beside this one: lint, intel, amd or nvidia. What each compiler said about
 # registers and spills is left in DIR/CHECK.report.
-# usage: check_all.sh DIR CHECK...      CHIPS=few: of a variant only the first configuration goes to
-#                                       every chip of a CHECK, the others to one of two in turn
+# usage: check_all.sh DIR CHECK...
+# CHIPS=few: only the first configuration of a kernel's first variant goes to every chip of a CHECK.
+# Of the others, one of two chips in turn gets the first of each variant, each configuration in one
+# variant of the kernel, and a quarter of the rest.
 set -eu
 tools=$(cd "$(dirname "$0")" && pwd)
 dir=${1:?usage: check_all.sh DIR CHECK...}
@@ -32,11 +34,25 @@ chosen_for() {  # CHECK: the files that it is to see
   done
 }
 
-# The first configurations of variants, from the list of files, or of the others every second.
-part_of() {  # first, odd or even
-  awk -F/ -v part="$1" '
-    { variant = $NF; sub(/__d[0-9].*/, "", variant) }
-    (seen[variant]++ ? (++others % 2 ? "odd" : "even") : "first") == part'
+# Files of the list for every chip (all), for one of two chips (odd, even), or for none of them.
+part_of() {  # all, odd or even
+  awk -F/ -v part="$1" -v few="${CHIPS:-all}" '
+    {
+      variant = $NF
+      sub(/__d[0-9].*/, "", variant)
+      kernel = $NF
+      sub(/__.*/, "", kernel)
+      configuration = kernel substr($NF, length(variant) + 1)
+      nth_of_variant = variants[variant]++
+      nth_variant = configurations[configuration]++
+      if (few == "all" || !kernels[kernel]++)
+        is = "all"
+      else if (!nth_of_variant || !nth_variant || (nth_variant + nth_of_variant) % 4 == 0)
+        is = ++others % 2 ? "odd" : "even"
+      else
+        is = "none"
+    }
+    is == part'
 }
 
 few_chips() {  # INTEL AMD NVIDIA: where nobody chose others
@@ -45,9 +61,9 @@ few_chips() {  # INTEL AMD NVIDIA: where nobody chose others
 }
 
 check_part() {  # CHECK PART: the files of the list
-  case ${CHIPS:-all}-$2 in
-    few-odd) few_chips skl gfx906 sm_80 ;;
-    few-even) few_chips pvc gfx1100 sm_90 ;;
+  case $2 in
+    odd) few_chips skl gfx906 sm_80 ;;
+    even) few_chips pvc gfx1100 sm_90 ;;
   esac
   xargs -r -n 1 -P "${JOBS:-$(nproc)}" sh "$tools/$1.sh"
 }
@@ -64,14 +80,17 @@ for check in "$@"; do
   verdict=passed
   report=$dir/$check.report
   : > "$report"
-  for part in first odd even; do
+  compiled=0
+  for part in all odd even; do
     list=$(echo "$files" | part_of $part)  # an awk that fails ends the script here
+    [ -n "$list" ] || continue
+    compiled=$((compiled + $(echo "$list" | wc -l)))
     echo "$list" | (check_part "$check" $part) >> "$report" || verdict=FAILED
   done
   [ $verdict = passed ] || { status=1; grep 'FAILED' "$report" || cat "$report"; }
   spills=$(grep -c 'SPILLS' "$report" || true)
-  echo "$check: $verdict, $(echo "$files" | wc -l) kernel files, $spills spilling builds," \
-    "$(($(date +%s) - start)) s, details in $report"
+  echo "$check: $verdict, $compiled of $(echo "$files" | wc -l) kernel files, $spills spilling" \
+    "builds, $(($(date +%s) - start)) s, details in $report"
   grep 'SPILLS' "$report" || true
 done
 exit $status
