@@ -140,7 +140,8 @@ void store(const StateRow& row, const RecurrentRounding& rounding, std::int64_t 
   for (std::size_t i = 0; i < row.s.size(); ++i) {
     const std::size_t to = at(begin) + i;
     const double stored = half_ulp(rounding.state, row.s[i]);
-    states.exact[to] = row.s[i];
+    const double kept = round_to(rounding.state, row.s[i]);
+    states.exact[to] = std::isinf(kept) ? kept : row.s[i];
     states.sigma[to] = std::sqrt(row.var[row.var.size() == 1 ? 0 : i] + square(stored) / 3);
     states.floor[to] = 8 * kU32 * std::abs(row.s[i]) + rounding.products * row.largest_term +
                        half_ulp(rounding.state, 0);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -116,7 +117,25 @@ class Filler {
     if (spec_.fill == Fill::kZeroQueries) return 0;
     return spec_.fill == Fill::kAligned ? 1 : normal();
   }
-  double value() { return spec_.fill == Fill::kAligned ? std::abs(normal()) : normal(); }
+  double value() {
+    if (spec_.fill == Fill::kHugeValues) return stored(spec_.dtype, 1e6 * normal());
+    return spec_.fill == Fill::kAligned ? std::abs(normal()) : normal();
+  }
+  double a(std::int32_t t) {
+    if (spec_.fill != Fill::kExtremeGates) return 4 * normal();
+    constexpr std::array<float, 6> kExtremes = {20, 0x1.3ffffep4F, 0x1.400002p4F, 100, -100, -20};
+    return kExtremes.at(static_cast<std::size_t>(t) % kExtremes.size());
+  }
+  double b(std::int32_t t) {
+    if (spec_.fill != Fill::kExtremeGates) return 2 * normal();
+    return t % 4 < 2 ? 100 : -100;
+  }
+  double dt_bias() { return spec_.fill == Fill::kExtremeGates ? 0 : -4 + 4 * unit(); }
+  /// Of an even head with extreme gates no decay at all.
+  double a_log(std::int32_t head) {
+    if (spec_.fill != Fill::kExtremeGates) return -1 + 2 * unit();
+    return head % 2 == 0 ? -std::numeric_limits<double>::infinity() : 3;
+  }
 
  private:
   const RuleSpec& spec_;
@@ -133,7 +152,7 @@ void fill_gates(const RuleSpec& spec, Filler& fill, std::int32_t t, RuleTensors&
         made.truth.g.push_back(Filler::stored(spec.gate_dtype, fill.g(t)));
         continue;
       }
-      const double a = Filler::stored(spec.gate_dtype, 4 * fill.normal());
+      const double a = Filler::stored(spec.gate_dtype, fill.a(t));
       const double a_log = made.a_log[at(h)];
       const double bias = spec.dt_bias ? made.dt_bias[at(std::int64_t{h} * channels + c)] : 0;
       made.a.push_back(a);
@@ -145,7 +164,7 @@ void fill_gates(const RuleSpec& spec, Filler& fill, std::int32_t t, RuleTensors&
     if (spec.gates == Gates::kGiven) {
       made.truth.beta.push_back(Filler::stored(spec.gate_dtype, fill.beta()));
     } else {
-      made.b.push_back(Filler::stored(spec.gate_dtype, 2 * fill.normal()));
+      made.b.push_back(Filler::stored(spec.gate_dtype, fill.b(t)));
       made.truth.beta.push_back(oracle::sigmoid(made.b.back()));
     }
   }
@@ -341,11 +360,11 @@ RuleTensors make_tensors(const RuleSpec& spec) {
   truth.scale = static_cast<float>(1 / std::sqrt(static_cast<float>(spec.head_k_dim)));
   Filler gates(spec, spec.seed + 77);
   for (std::int32_t h = 0; h < spec.num_v_heads; ++h)
-    made.a_log.push_back(Filler::stored(DType::kF32, -1 + 2 * gates.unit()));
+    made.a_log.push_back(Filler::stored(DType::kF32, gates.a_log(h)));
   const std::int64_t biases =
       std::int64_t{spec.num_v_heads} * (spec.by_channel ? spec.head_k_dim : 1);
   for (std::int64_t i = 0; i < biases; ++i)
-    made.dt_bias.push_back(Filler::stored(DType::kF32, -4 + 4 * gates.unit()));
+    made.dt_bias.push_back(Filler::stored(DType::kF32, gates.dt_bias()));
   for (std::size_t r = 0; r < spec.requests.size(); ++r) {
     const Request& request = spec.requests[r];
     Filler fill(spec, request.seed.value_or(spec.seed * 1000 + static_cast<std::uint32_t>(r)));

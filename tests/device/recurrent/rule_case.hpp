@@ -35,8 +35,10 @@ enum class Fill {
   kErasure,      ///< g = -1e4
   kZeroKeys,
   kZeroQueries,
-  kHugeKeys,  ///< 65504
-  kBetaOfTwo  ///< up to 2
+  kHugeKeys,     ///< 65504
+  kBetaOfTwo,    ///< up to 2
+  kHugeValues,   ///< of 1e6: a state in f16 overflows
+  kExtremeGates  ///< a at 20, where softplus becomes its argument, and +-100; b +-100
 };
 
 struct RuleSpec {

@@ -1,5 +1,4 @@
-// The gated delta rule on every device, token by token and in chunks, against the oracle. Numbers
-// in names are those of the list of edge cases in docs/testing.md.
+// The gated delta rule on every device, token by token and in chunks, against the oracle.
 #include <gtest/gtest.h>
 
 #include "device/attention_case.hpp"
@@ -190,11 +189,31 @@ TEST(DeltaRule, NumbersOnWhichRecurrencesBreak) {
   }
 }
 
+// Softplus at its threshold, betas of exactly 0 and 1, no decay and all of it.
+TEST(DeltaRule, GatesAtTheirEnds) {
+  for (const bool by_channel : {false, true}) {
+    RuleSpec spec;
+    spec.by_channel = by_channel;
+    spec.gates = Gates::kRaw;
+    spec.fill = Fill::kExtremeGates;
+    spec.requests = {{.tokens = 50}, {.tokens = 7, .initial = false}};
+    expect_right(spec);
+  }
+}
+
 TEST(DeltaRule, SquaresOfKeysBeyondF16) {
   RuleSpec spec;
   spec.dtype = DType::kF16;
   spec.fill = Fill::kHugeKeys;
   spec.requests = {{.tokens = 20}};
+  expect_right(spec);
+}
+
+TEST(DeltaRule, StatesBeyondF16AreInfinite) {
+  RuleSpec spec;
+  spec.state_dtype = DType::kF16;
+  spec.fill = Fill::kHugeValues;
+  spec.requests = {{.tokens = 20}, {.tokens = 2, .initial = false}};
   expect_right(spec);
 }
 
