@@ -22,6 +22,7 @@ void plan_work(const std::shared_ptr<Context>& context, std::string_view backend
   if (backend.empty()) {  // what belongs to no backend
     plan_forms(context, *report, plan);
     plan_cache_ops(context, *report, plan);
+    plan_recurrent(context, *report, plan);
   }
   plan.add({"", {}, [=, &plan] {
               if (report->num_lines() == 0)

@@ -68,6 +68,10 @@ void plan_forms(const std::shared_ptr<Context>& context, CheckReport& report, Ch
 /// rows in and out, appending by page lists, merging states, advancing a step.
 void plan_cache_ops(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan);
 
+/// Lines for recurrent layers: convolution, gated delta rule by token and in chunks, gated norm, of
+/// activations and states in different types.
+void plan_recurrent(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan);
+
 /// Families of kernels that variants belong to.
 inline constexpr auto kVariantFamilies = std::span(kKernelFamilies).subspan<1>();  // all but kAuto
 /// Whether a device's choice of kernels (kAuto) may fall on a family. On CPUs those of GPUs only
