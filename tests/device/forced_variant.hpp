@@ -56,12 +56,11 @@ inline bool expect_ran(const std::shared_ptr<clattn::Context>& context,
   const auto& backend =
       *clattn::get_attn_backend(spec.config, &context->capabilities(), spec.backend);
   const auto candidates = backend.make_impl(context, spec.config)->candidates();
-  EXPECT_TRUE(std::ranges::any_of(candidates,
-                                  [&](const clattn::Candidate& candidate) {
-                                    return candidate.name == variant.name &&
-                                           candidate.reason.starts_with("spills ");
-                                  }))
-      << variant.name << " did not run: " << describe(spec);
+  const auto candidate = std::ranges::find(candidates, variant.name, &clattn::Candidate::name);
+  const std::string reason = candidate == candidates.end() ? "no candidate" : candidate->reason;
+  EXPECT_TRUE(reason.starts_with("spills "))
+      << variant.name << " did not run: " << reason << "; "
+      << (result.kernels.empty() ? "none" : result.kernels.front()) << " did: " << describe(spec);
   return false;
 }
 
