@@ -164,7 +164,7 @@ def table():
     of_attention = [file for file in FILES if not file.startswith("recurrent/")]
     size = sum((KERNELS / file).read_text().count("\n") for file in of_attention)
     counted = [
-        ("macros met by prefill_wgmma", len(macros), 221, 120, macros),
+        ("macros met by prefill_wgmma", len(macros), 228, 120, macros),
         ("#if per 100 lines of prefill_wgmma", density, 7.5, 8, asked),
         ("uses of CLA_FP8_PRODUCTS", None, 0, 10, uses_of("CLA_FP8_PRODUCTS")),
         ("functions of one name in several files", None, 4, 10, functions),
@@ -175,7 +175,7 @@ def table():
         ("includes between definitions", None, 0, 0, late_includes()),
         ("lines of the longest function", longest[-1][0], 97, 90,
          [f"{lines} {at}" for lines, at in longest[-20:]]),
-        ("lines of kernels_cl but for recurrent layers", size, 16917, 15150, []),
+        ("lines of kernels_cl but for recurrent layers", size, 16984, 15150, []),
     ]
     return [(what, len(of) if count is None else count, limit, goal, of)
             for what, count, limit, goal, of in counted]

@@ -19,7 +19,8 @@
    wholly; infinite and NaN values there, which such a row must not meet, are left out of products,
    and added to the rows that see them once these are done. With CLA_BOXES 16 keys of a head are one
    copy by a tensor map (tile/sm90_tensor_map.clh), else many small ones; those of 8 bits are
-   converted on their way (wgmma/conversion.clh). Full barriers end when copies have
+   converted on their way (wgmma/conversion.clh), and scales of tokens and heads come beside them
+   (attention/row_scales.clh). Full barriers end when copies have
    arrived, or were converted, empty ones when the last warp has multiplied. A warpgroup whose rows
    do not exist in a task multiplies nothing for it.
 
@@ -44,9 +45,10 @@
    Local memory: (2 * BLOCK_ROWS + 2 * STAGES * BLOCK_KV) * HEAD_DIM * 2 B and 1 KiB of barriers and
    marks, 192 KiB with 128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries, as
    do those of 192 with tiles of 128 keys: 208 KiB with values of 128.
-   Caches of 8 bits: 2 * BLOCK_KV * HEAD_DIM B more. Launch: up to num_items * num_kv_heads *
-   CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on 16-byte boundaries, those of 8 bits
-   on 8. */
+   Caches of 8 bits: 2 * BLOCK_KV * HEAD_DIM B more, with scales of tokens and heads 2 * STAGES *
+   BLOCK_KV * 4 B, and one tile of queries with 128 keys and 128 dims. Launch: up to num_items *
+   num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on 16-byte boundaries,
+   those of 8 bits on 8. */
 #define CLA_QUERY_UNIT(row, unit) \
   ((row) / 64 * 64 * CLA_QUERY_ROW_UNITS + cla_swizzled((row) % 64, unit, 64))
 #define CLA_TILE_UNIT CLA_KV_PLACE
@@ -55,11 +57,14 @@
 #define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_UNITS)
 /* The smallest tile is multiplied in less time than it takes to come. */
 #define CLA_STAGES (CLA_TILE_UNITS <= 512 ? 4 : 2)
-#define CLA_QUERY_STAGES (CLA_PADDED_DIM == 256 || CLA_KEY_TILE_UNITS > 2048 ? 1 : 2)
+/* Two of 128 rows leave no room for scales beside tiles of 128 keys and 128 dims of 8 bits. */
+#define CLA_QUERY_STAGES \
+  (CLA_PADDED_DIM == 256 || CLA_KEY_TILE_UNITS > (CLA_ROW_SCALES ? 1024 : 2048) ? 1 : 2)
 #define CLA_CONSUMERS (CLA_BLOCK_ROWS / 64)
 #define CLA_COPIERS (CLA_BOXES ? 2 : 4)
-/* Needs registers that three do not have for tiles of 128 keys. */
-#define CLA_KEEPS_BASES (CLA_CONSUMERS <= 2 || CLA_BLOCK_KV <= 64)
+/* Needs registers that three do not have for tiles of 128 keys, nor two that weigh probabilities: a
+   prompt of 4096 tokens then took three times as long. */
+#define CLA_KEEPS_BASES ((CLA_CONSUMERS <= 2 || CLA_BLOCK_KV <= 64) && !CLA_ROW_SCALES)
 /* A row keeps its base, and its maximum is not computed, while no lane's sum of a tile's
    probabilities exceeds, with f16, its largest number; bases are then higher than the range needs,
    so that maxima can grow by as much. With bf16 their number: beyond it one is above 1, so that the
@@ -107,6 +112,7 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   __local uint4 k_tiles[CLA_STAGES * (CLA_KEY_TILE_UNITS + CLA_TILE_UNITS)]
       __attribute__((aligned(1024)));
   __local uint4 raw[CLA_CONVERTS ? CLA_RAW_UNITS : 1];
+  __local float scales[CLA_ROW_SCALES ? 2 * CLA_STAGES * CLA_BLOCK_KV : 1];
   __local ClaTask tasks[CLA_QUERY_STAGES];
   __local ClaLeftOut left_out[CLA_QUERY_STAGES];
   __local float marks[CLA_LANES];
@@ -122,7 +128,8 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
       {k_tiles + CLA_STAGES * CLA_KEY_TILE_UNITS, full_k + CLA_STAGES, empty_k + CLA_STAGES},
       tasks,
       left_out,
-      maps_made};
+      maps_made,
+      scales};
   const ClaOptions opt = CLA_OPTION_VALUES;
   __global int* const tensor_maps = workspace + call.tensor_maps_at; /* by the launch for itself */
   const ClaThread self = cla_thread();
