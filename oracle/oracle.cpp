@@ -36,6 +36,8 @@ Format format_of(Element element) {
       return {3, 15, 8, 57344.0, true};
     case Element::kInt8:  // the last bit is worth 1 everywhere
       return {8, -6, 8, 127.0, true};
+    case Element::kUInt4:  // likewise
+      return {4, -2, 4, 15.0, true};
   }
   return {24, 127, 32, 0x1.FFFFFEp127};
 }
@@ -184,6 +186,8 @@ double half_ulp(Element element, double value) {
 }
 
 double round_to(Element element, double value) {
+  if (element == Element::kUInt4)
+    return std::isnan(value) ? 0.0 : std::clamp(std::nearbyint(value), 0.0, 15.0);
   if (std::isnan(value)) return element == Element::kInt8 ? 0.0 : value;
   if (value == 0) return value;
   const Format format = format_of(element);
@@ -200,6 +204,7 @@ std::uint32_t encode(Element element, double value) {
   if (element == Element::kInt8) {
     return static_cast<std::uint8_t>(static_cast<std::int8_t>(round_to(element, value)));
   }
+  if (element == Element::kUInt4) return static_cast<std::uint32_t>(round_to(element, value));
   const Format format = format_of(element);
   const std::uint32_t sign = std::signbit(value) ? std::uint32_t{1} << (format.width - 1) : 0;
   const std::uint32_t exponents = format.exponent_mask();
@@ -222,6 +227,7 @@ std::uint32_t encode(Element element, double value) {
 
 double decode(Element element, std::uint32_t bits) {
   if (element == Element::kInt8) return static_cast<std::int8_t>(bits);
+  if (element == Element::kUInt4) return bits & 15;
   const Format format = format_of(element);
   const std::uint32_t exponents = format.exponent_mask();
   const std::uint32_t mantissas = (std::uint32_t{1} << (format.precision - 1)) - 1;

@@ -7,8 +7,9 @@
 /// Shares no code with the library; not even its element conversions.
 namespace oracle {
 
-/// The last three are the 8-bit types of caches: they saturate, infinities too.
-enum class Element : std::uint8_t { kF32, kF16, kBF16, kFp8E4M3, kFp8E5M2, kInt8 };
+/// Behind bf16 are the codes of caches, of 8 bits, then 0 … 15 of 4, each in a byte: they saturate,
+/// infinities too.
+enum class Element : std::uint8_t { kF32, kF16, kBF16, kFp8E4M3, kFp8E5M2, kInt8, kUInt4 };
 
 /// Which keys the queries of one request see: all, those up to their own position, or, of a canvas,
 /// all from where the window of its first query begins.

@@ -75,6 +75,10 @@ const BitsRow kBits[] = {
     {Element::kInt8, -1.0, 0xFF},
     {Element::kInt8, -126.5, 0x82},
     {Element::kInt8, kInfinity, 0x7F},
+    {Element::kUInt4, -kInfinity, 0},
+    {Element::kUInt4, 2.5, 2},
+    {Element::kUInt4, 14.6, 15},
+    {Element::kUInt4, 99, 15},
 };
 
 TEST(Oracle, EncodesKnownBitPatterns) {
