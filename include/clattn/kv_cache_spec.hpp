@@ -56,7 +56,8 @@ struct KVCacheSpec {
   std::int32_t attention_chunk_size = 0;  ///< kChunkedLocal: tokens per chunk. kFull: as above
   bool use_mla = false;  ///< one latent vector of head_size serves as K and V: num_kv_heads is 1
   std::int32_t head_size_v = 0;  ///< of V where it differs; 0 = head_size
-  /// kPerTokenHead: 8-bit types only; kernels read int8 and fp8_e4m3 (CacheFormat).
+  /// kPerTokenHead: types of a byte only; kernels read int8, fp8_e4m3 and uint4x2 (CacheFormat),
+  /// the last in this mode alone.
   KVQuantMode kv_quant_mode = KVQuantMode::kNone;
   std::size_t page_size_padded = 0;  ///< bytes that a page takes, at least its own; 0 = its own
   /// kMamba: what a page holds, one after another; the fields of keys and values are not used.
@@ -66,8 +67,9 @@ struct KVCacheSpec {
   std::int32_t num_speculative_blocks = 0;
 
   /// block_size * num_kv_heads * ((head_size + head_size_v) * e + 8 if kPerTokenHead), with MLA
-  /// block_size * (head_size * e + 4 if kPerTokenHead), of kMamba the bytes of all states; or
-  /// page_size_padded. Throws on overflow or an illegal field.
+  /// block_size * (head_size * e + 4 if kPerTokenHead), e being the bytes of a number (1/2 of
+  /// uint4x2), of kMamba the bytes of all states; or page_size_padded. Throws on overflow or an
+  /// illegal field.
   std::size_t page_size_bytes() const;
   /// Elements of a head's value.
   std::int32_t value_size() const { return head_size_v != 0 ? head_size_v : head_size; }

@@ -24,14 +24,19 @@ std::string_view version() noexcept;
 /// Element types of tensors and caches. All but f32 are storage types: arithmetic is f32. The 8-bit
 /// ones are for caches, with real = stored * scale: fp8 e4m3 (finite, up to 448) and e5m2 (up to
 /// 57344), rounded to nearest even, saturating, NaN kept; int8 symmetric (-127 … 127), rounded to
-/// nearest even, saturating, NaN stored as 0.
-enum class DType : std::uint8_t { kF32, kF16, kBF16, kFp8E4M3, kFp8E5M2, kInt8 };
+/// nearest even, saturating, NaN stored as 0. uint4x2 is two codes of 4 bits in a byte, 0 … 15, the
+/// first in its lower half: of caches with a scale and a zero for each token and head only.
+enum class DType : std::uint8_t { kF32, kF16, kBF16, kFp8E4M3, kFp8E5M2, kInt8, kUInt4x2 };
 
 /// Bytes of one element.
 std::size_t element_size_bytes(DType dtype);
-/// Whether the type is one of the 8-bit cache types, whose values are multiplied by a scale.
+/// Numbers that one element holds: 2 of uint4x2, 1 of all others.
+constexpr std::int32_t codes_per_element(DType dtype) {
+  return dtype == DType::kUInt4x2 ? 2 : 1;
+}
+/// Whether the type is one of a byte, of caches alone: codes that are multiplied by a scale.
 bool is_quantized(DType dtype);
-/// "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2" or "int8".
+/// "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8" or "uint4x2".
 std::string_view to_string(DType dtype);
 /// The type of a name, or nullopt if there is none. Names are those of to_string() and those of
 /// PyTorch and vLLM, with or without "torch.": float32, float, float16, half, bfloat16,
@@ -44,12 +49,14 @@ DType parse_dtype(std::string_view name);
 /// element type is the format of that type with scales for a tensor or for each KV head
 /// (KVCache::scales).
 struct CacheFormat {
-  /// Keys, or values: x = code * scale.
+  /// Keys, or values: x = (code - zero) * scale.
   struct Side {
     /// The codes that share a scale. kTensor: all of a tensor, or of a KV head, given with the
     /// cache. kRow: a token's of one head, found when they are stored. Others are not supported.
     enum class Group : std::uint8_t { kTensor, kRow, kDims32, kDims16, kChannel16 };
-    /// kNone: x = code * scale. Others, with a zero point or an offset, are not supported.
+    /// kNone: x = code * scale. kInteger, of uint4x2: x = (code - zero) * scale, where zero, 0 …
+    /// 15, is the 4 lowest bits of the stored f32, and scale that f32 with 0 in their place.
+    /// kOffset is not supported.
     enum class Zero : std::uint8_t { kNone, kInteger, kOffset };
     /// The type of scales. Others than kF32 are not supported.
     enum class Scale : std::uint8_t { kF32, kF16, kE4M3, kE8M0 };
@@ -71,9 +78,12 @@ struct CacheFormat {
   Side k = {};  ///< keys
   Side v = {};  ///< values
 
-  /// That of codes of a type with a scale for each token and head.
+  /// That of codes of a type with a scale for each token and head, and of uint4x2 with a zero.
   static constexpr CacheFormat per_row(DType code) {
-    return {{.code = code, .group = Side::Group::kRow}, {.code = code, .group = Side::Group::kRow}};
+    const Side side{.code = code,
+                    .group = Side::Group::kRow,
+                    .zero = code == DType::kUInt4x2 ? Side::Zero::kInteger : Side::Zero::kNone};
+    return {side, side};
   }
   /// Whether each token and head has a scale of its own.
   bool scales_per_row() const { return k.group == Side::Group::kRow; }
@@ -83,11 +93,12 @@ using SideFormat = CacheFormat::Side;  ///< a format of keys, or of values
 
 /// Why a format is not supported, naming field, value and what is; empty = it is.
 std::string why_not(const CacheFormat& format);
-/// The name of a supported format: that of its element type, "int8_per_token_head" or
-/// "fp8_per_token_head". Throws kUnsupported with why_not() for others.
+/// The name of a supported format: that of its element type, "int8_per_token_head",
+/// "fp8_per_token_head" or "uint4_per_token_head". Throws kUnsupported with why_not() for others.
 std::string_view to_string(const CacheFormat& format);
 /// The format of a name: to_string()'s or those of find_dtype(). "auto" gives nullopt, the layer's
-/// type. Throws kInvalidArgument listing the legal names.
+/// type. Throws kInvalidArgument listing the legal names, and kUnsupported for vLLM's
+/// "int4_per_token_head", whose rows are rotated.
 std::optional<CacheFormat> parse_kv_cache_dtype(std::string_view name);
 
 /// What attends to what (vLLM's AttentionType). Decoder: causal self-attention over the cache.

@@ -106,7 +106,8 @@ static inline void cla_decode_gpu_load_rows(ClaKvRaw* raw, __global const CLA_KV
     if (dim + u * CLA_UNIT_STEP >= num_dims) continue;
 #pragma unroll
     for (int i = 0; i < CLA_BLOCK_KV; ++i)
-      raw[(int)u * CLA_BLOCK_KV + i] = cla_kv_raw_load(cache + row[i] + (long)(u * CLA_UNIT_STEP));
+      raw[(int)u * CLA_BLOCK_KV + i] =
+          cla_kv_raw_load(cache + row[i] + (long)CLA_KV_ROOM((u * CLA_UNIT_STEP)));
   }
 }
 
@@ -126,14 +127,32 @@ static inline void cla_decode_gpu_load_queries(__local float4* q_tile, const Cla
   }
 }
 
+/* Codes of 4 bits are expanded by the zero that their row's scale holds. */
+#if CLA_KV_DTYPE == 6
+#define CLA_ZEROS_PARAM , const float2* scales
+#define CLA_ZEROS_OF(scales) , scales
+#define CLA_SCALES_FIRST CLA_LOAD_SCALES
+#define CLA_SCALES_LATER
+#else
+#define CLA_ZEROS_PARAM
+#define CLA_ZEROS_OF(scales)
+#define CLA_SCALES_FIRST
+#define CLA_SCALES_LATER CLA_LOAD_SCALES
+#endif
+/* Those of a step's keys, once it needs them. */
+#define CLA_LOAD_SCALES        \
+  float2 scales[CLA_BLOCK_KV]; \
+  cla_load_scales(scales, &opt, task.kv_head, pages, first, begin, last);
+
 /* scores[BLOCK_ROWS][BLOCK_KV] = <q, k> over the lane's dims. */
 static inline void cla_score_rows(float* scores, const ClaKvRaw* k_raw,
-                                  __local const float4* q_tile) {
+                                  __local const float4* q_tile CLA_ZEROS_PARAM) {
 #pragma unroll
   for (uint u = 0; u < CLA_UNITS; ++u) {
     ClaF8 k[CLA_BLOCK_KV];
 #pragma unroll
-    for (uint i = 0; i < CLA_BLOCK_KV; ++i) k[i] = cla_kv_expand(k_raw[u * CLA_BLOCK_KV + i]);
+    for (uint i = 0; i < CLA_BLOCK_KV; ++i)
+      k[i] = CLA_KV_EXPAND(k_raw[u * CLA_BLOCK_KV + i], scales[i].x);
 #pragma unroll
     for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
       const uint at = ((row * CLA_UNITS + u) * CLA_TEAM + cla_member()) * 2;
@@ -164,10 +183,10 @@ static inline void cla_load_scales(float2* scales, const ClaOptions* opt, uint k
 
 /* Adds the values of a step's keys, times their probabilities, to the rows that see them. */
 static inline void cla_decode_gpu_add_values(float4* acc, const float* probabilities,
-                                             const ClaKvRaw* v_raw) {
+                                             const ClaKvRaw* v_raw CLA_ZEROS_PARAM) {
 #pragma unroll
   for (uint i = 0; i < CLA_UNITS * CLA_BLOCK_KV; ++i) {
-    const ClaF8 v = cla_kv_expand(v_raw[i]);
+    const ClaF8 v = CLA_KV_EXPAND(v_raw[i], scales[i % CLA_BLOCK_KV].y);
 #pragma unroll
     for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
       const float p = probabilities[row * CLA_BLOCK_KV + i % CLA_BLOCK_KV];
@@ -202,7 +221,7 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
   const int last = keys.end - 1;
   const int aligned_begin = begin - begin % CLA_BLOCK_KV;
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
-  const long head_at = (long)task.kv_head * call.head_stride + dim;
+  const long head_at = (long)task.kv_head * call.head_stride + CLA_KV_ROOM(dim);
   __global const CLA_KV_T* k_lane = k_cache + call.k_offset + head_at;
   __global const CLA_KV_T* v_lane = CLA_VALUES + head_at;
 
@@ -228,8 +247,9 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
   for (int step = aligned_begin; step <= last; step += CLA_STEP_KEYS) {
     cla_decode_gpu_load_rows(v_raw, v_lane, at, dim, CLA_VALUE_DIM);
 
+    CLA_SCALES_FIRST
     float scores[CLA_SCORES]; /* [BLOCK_ROWS][BLOCK_KV] */
-    cla_score_rows(scores, k_raw, q_tile);
+    cla_score_rows(scores, k_raw, q_tile CLA_ZEROS_OF(scales));
 
     /* The next step's K; behind the last one, the range's last key again. */
     cla_find_rows(at, &task.item, page, first + CLA_STEP_KEYS, begin, last, call.block_stride,
@@ -239,10 +259,9 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
 
     cla_sum_over_team(scores, sums);
 #if CLA_ROW_SCALES
-    float2 scales[CLA_BLOCK_KV];
-    cla_load_scales(scales, &opt, task.kv_head, pages, first, begin, last);
+    CLA_SCALES_LATER
 #pragma unroll
-    for (uint i = 0; i < CLA_SCORES; ++i) scores[i] *= scales[i % CLA_BLOCK_KV].x;
+    for (uint i = 0; i < CLA_SCORES; ++i) scores[i] *= CLA_SCALE(scales[i % CLA_BLOCK_KV].x);
 #endif
 #pragma unroll
     for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
@@ -255,9 +274,9 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
 #if CLA_ROW_SCALES
 #pragma unroll
     for (uint i = 0; i < CLA_SCORES; ++i)
-      scores[i] = cla_scaled_probability(scores[i], scales[i % CLA_BLOCK_KV].y);
+      scores[i] = cla_scaled_probability(scores[i], CLA_SCALE(scales[i % CLA_BLOCK_KV].y));
 #endif
-    cla_decode_gpu_add_values(acc, scores, v_raw);
+    cla_decode_gpu_add_values(acc, scores, v_raw CLA_ZEROS_OF(scales));
     first += CLA_STEP_KEYS;
   }
 

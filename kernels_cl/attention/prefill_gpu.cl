@@ -93,10 +93,11 @@ static inline void cla_stage_kv(__local float4* stage, uint stride, const ClaHea
     const uint unit = i % units;
     ClaF8 x = cla_zero8();
     if (key_at[key] >= 0)
-      x = cla_kv_expand(
-          cla_kv_raw_load(rows->first + cla_place_element(rows, key_at[key]) + dim + 8 * unit));
+      x = CLA_KV_EXPAND(cla_kv_raw_load(rows->first + cla_place_element(rows, key_at[key]) +
+                                        CLA_KV_ROOM(dim + 8 * unit)),
+                        scales[key]);
 #if CLA_ROW_SCALES
-    x = cla_scale8(x, scales[key]);
+    x = cla_scale8(x, CLA_SCALE(scales[key]));
 #endif
     stage[key * stride + 2 * unit] = x.lo;
     stage[key * stride + 2 * unit + 1] = x.hi;

@@ -6,10 +6,10 @@
    Values are converted from the input's type to the cache's: equal types are copied bit by bit,
    others are rounded to nearest even (f16 overflow becomes inf, NaN stays NaN). The 8-bit types
    store type(x / scale), saturating, with one scale per tensor or per KV head, or with
-   CLA_ROW_SCALES one per token and head, which is found here (core/write_call.clh) and stored: each
-   work-item reads the whole row, of which its neighbours leave all but its own unit in the L1
-   cache. A slot below 0 or not below num_slots stores nothing. If two tokens name one slot, either
-   may win.
+   CLA_ROW_SCALES one per token and head, which is found here (core/write_call.clh) and stored, of
+   codes of 4 bits with a zero: each work-item reads the whole row, of which its neighbours leave
+   all but its own unit in the L1 cache. A slot below 0 or not below num_slots stores nothing. If
+   two tokens name one slot, either may win.
 
    The unit of work is eight elements of one head of one token; units of a token are
    [kv head, HEAD_DIM / 8], the last of which have no values where values have fewer.
@@ -21,7 +21,8 @@
    macro           unit        legal values
    CLA_HEAD_DIM    elements    8 ... 512, steps of 8; CLA_VALUE_DIM: core/dims.clh
    CLA_Q_DTYPE     -           0 f32, 1 f16, 2 bf16: key and value
-   CLA_KV_DTYPE    -           0 f32, 1 f16, 2 bf16, 3 fp8 e4m3, 4 fp8 e5m2, 5 int8: the cache
+   CLA_KV_DTYPE    -           0 f32, 1 f16, 2 bf16, 3 fp8 e4m3, 4 fp8 e5m2, 5 int8, 6 uint4x2:
+                               the cache
    CLA_PAGE_SIZE   tokens      >= 1
    CLA_WG_SIZE     work-items  >= 1
    CLA_ROW_SCALES  -           1: core/write_call.clh; not of packed caches
@@ -66,7 +67,27 @@ static inline int cla_input_aligned(const ClaInput* in) {
   return ((ulong)in->key | (ulong)in->value | strides) % CLA_RAW_ALIGN == 0;
 }
 
-#if CLA_ROW_SCALES
+#if CLA_KV_DTYPE == 6
+/* The larger of `most` and of x's finite magnitudes with this sign bit, as bits. */
+static inline uint4 cla_most_of_sign(uint4 most, float4 x, uint sign) {
+  const uint4 size = as_uint4(x) ^ sign; /* of the other sign: 2^31 or more */
+  return max(most, select(size, (uint4)(0u), size >= 0x7f800000u));
+}
+static inline float cla_most_lane(uint4 most) {
+  return as_float(max(max(most.x, most.y), max(most.z, most.w)));
+}
+/* The scale and zero of a row that starts at `from`. */
+static inline float cla_scale_of_row(__global const CLA_Q_T* from) {
+  uint4 above = (uint4)(0u), below = (uint4)(0u);
+#pragma unroll 2
+  for (uint d = 0; d < CLA_HEAD_DIM; d += 8) {
+    const ClaF8 x = CLA_Q_LOAD8(from + d);
+    above = cla_most_of_sign(cla_most_of_sign(above, x.lo, 0), x.hi, 0);
+    below = cla_most_of_sign(cla_most_of_sign(below, x.lo, 0x80000000u), x.hi, 0x80000000u);
+  }
+  return cla_found_range(cla_most_lane(above), cla_most_lane(below));
+}
+#elif CLA_ROW_SCALES
 /* max(largest, |x|) over the finite elements of x */
 static inline float4 cla_larger(float4 largest, float4 x) {
   const float4 magnitude = fabs(x);
@@ -82,6 +103,8 @@ static inline float cla_scale_of_row(__global const CLA_Q_T* from) {
   }
   return cla_found_scale(fmax(fmax(largest.x, largest.y), fmax(largest.z, largest.w)));
 }
+#endif
+#if CLA_ROW_SCALES
 /* The scales of the rows of unit `unit`, which its first unit stores. */
 static inline float2 cla_store_scales(const ClaInput* in, uint token, uint unit, long slot,
                                       const ClaRowScales* at, __global float* kv_scales) {
@@ -133,7 +156,7 @@ static inline long cla_cache_unit_at(const ClaPlanes* cache, long slot, uint uni
   const uint in_page = (uint)((ulong)slot % CLA_PAGE_SIZE);
   const uint head = unit / (CLA_HEAD_DIM / 8);
   const uint own_unit = unit % (CLA_HEAD_DIM / 8);
-  const long in_head = (long)in_page * cache->token_stride + (long)own_unit * 8;
+  const long in_head = (long)in_page * cache->token_stride + (long)CLA_KV_ROOM(own_unit * 8);
   return (long)((ulong)slot / CLA_PAGE_SIZE) * cache->block_stride +
          (long)head * cache->head_stride + in_head;
 }
@@ -178,6 +201,7 @@ clattn_reshape_and_cache_flash(CLA_WRITE_PARAMS) {
   }
 }
 
+#if CLA_KV_DTYPE != 6
 /* An x-packed cache. */
 typedef struct ClaPacked {
   __global CLA_KV_T* k;
@@ -256,3 +280,4 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_re
     }
   }
 }
+#endif

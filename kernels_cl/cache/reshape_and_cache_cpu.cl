@@ -25,13 +25,35 @@ static inline __attribute__((always_inline)) void cla_put_row(__global const CLA
 #pragma unroll
     for (int i = 0; i < vecs; ++i) cells[i] = cla_cells_at(from + (d + i) * CLA_VEC, scale);
     if (past)
-      CLA_STREAM(*(const ulong8*)cells, (__global ulong8*)(to + d * CLA_VEC));
+      CLA_STREAM(*(const ulong8*)cells, (__global ulong8*)(to + CLA_KV_ROOM(d * CLA_VEC)));
     else
-      CLA_CAT(vstore, CLA_VEC)(cells[0], 0, to + d * CLA_VEC);
+      CLA_CAT(vstore, CLA_CELLS)(cells[0], 0, to + CLA_KV_ROOM(d * CLA_VEC));
   }
 }
 
-#if CLA_ROW_SCALES
+#if CLA_KV_DTYPE == 6
+/* The largest lane. */
+static inline float cla_most_of_lanes(cla_vu v) {
+  uint lanes[CLA_VEC], most = 0;
+  CLA_CAT(vstore, CLA_VEC)(v, 0, lanes);
+  for (int i = 0; i < CLA_VEC; ++i) most = max(most, lanes[i]);
+  return as_float(most);
+}
+/* The scale and zero of a row of `width` elements. Finite magnitudes order like their bits; those
+   of the other sign are 2^31 or more. */
+static inline float cla_scale_of_vectors(__global const CLA_Q_T* from, int width) {
+  cla_vu above = (cla_vu)(0u), below = (cla_vu)(0u);
+  for (int d = 0; d < width; d += CLA_VEC) {
+    const cla_vu bits = CLA_CAT(as_uint, CLA_VEC)(cla_load_q(from + d));
+    const cla_vu turned = bits ^ 0x80000000u;
+    const cla_vu up = bits < 0x7f800000u ? bits : (cla_vu)(0u);
+    const cla_vu down = turned < 0x7f800000u ? turned : (cla_vu)(0u);
+    above = up > above ? up : above;
+    below = down > below ? down : below;
+  }
+  return cla_found_range(cla_most_of_lanes(above), cla_most_of_lanes(below));
+}
+#elif CLA_ROW_SCALES
 /* The scale of a row of `width` elements. */
 static inline float cla_scale_of_vectors(__global const CLA_Q_T* from, int width) {
   cla_vu largest = (cla_vu)(0u); /* magnitudes order like their bits */
@@ -86,7 +108,7 @@ static inline __attribute__((always_inline)) void cla_put_plane(const ClaPlane* 
 /* Whether a call's stores to a plane go past the caches: it is large, and every row fills whole
    lines. */
 static inline int cla_streams(const ClaPlane* plane, int of_keys, int num_tokens) {
-  const ulong row = (ulong)cla_row_width(of_keys) * CLA_KV_BYTES;
+  const ulong row = (ulong)CLA_KV_ROOM(cla_row_width(of_keys)) * CLA_KV_BYTES;
   const ulong bytes = (ulong)num_tokens * (uint)plane->num_kv_heads * row * 2;
   const ulong ends = (ulong)plane->to | (ulong)plane->head_stride * CLA_KV_BYTES | row;
   return bytes >= CLA_STREAM_BYTES && ends % CLA_LINE_BYTES == 0;

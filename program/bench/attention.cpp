@@ -27,7 +27,8 @@ class AttentionWorkload : public Workload {
       : shape_(task.shape),
         // Products of 8 bits lose what is small against a sum. Values mostly of one sign show that:
         // their mean is large against what the oracle allows.
-        kv_(shape_.model.config.cache_dtype(), 1, 1, shape_.model.config.fp8_products ? 1 : 0),
+        kv_(shape_.model.config.cache_dtype(), 1, spread(shape_.model.config.cache_dtype()),
+            mean(shape_.model.config)),
         q_(shape_.model.config.dtype, 2),
         timed_queue_(task.context->create_queue(QueueProfiling::kOn)),
         config_(shape_.model.config),
@@ -195,6 +196,13 @@ class AttentionWorkload : public Workload {
                    rounds_probabilities_);
   }
 
+  /// Of elements: codes of 4 bits lie between 0 and 15.
+  static double spread(DType dtype) { return dtype == DType::kUInt4x2 ? 4 : 1; }
+  static double mean(const AttentionConfig& config) {
+    if (config.cache_dtype() == DType::kUInt4x2) return 7.5;
+    return config.fp8_products ? 1 : 0;
+  }
+
   /// Lets a row's query see all keys of the case. The oracle then places it at the last of them,
   /// `ahead` positions too far, which takes slope * ahead from each logit: so from the sinks, too.
   static void take_all_keys(oracle::AttentionCase& call, std::int64_t ahead) {
@@ -203,14 +211,16 @@ class AttentionWorkload : public Workload {
       call.sinks[h] -= call.alibi_slopes[h] * static_cast<double>(ahead);
   }
 
-  /// The scales of a token's key and value in caches that have them.
-  static std::pair<double, double> row_scales(const KVCache& cache, std::int64_t block,
-                                              std::int64_t token, std::int64_t kv_head) {
-    if (!cache.row_scales) return {1, 1};
+  /// The scales of a token's key and value in caches that have them, and their zeros.
+  using RowParts = std::pair<oracle::ScaleAndZero, oracle::ScaleAndZero>;
+  static RowParts row_scales(const KVCache& cache, std::int64_t block, std::int64_t token,
+                             std::int64_t kv_head) {
+    if (!cache.row_scales) return {{1}, {1}};
     const KVCache::RowScales& at = *cache.row_scales;
     const std::int64_t row =
         block * at.block_stride + token * at.token_stride + kv_head * at.head_stride;
-    return {row_scale_at(at.k_offset + row), row_scale_at(at.v_offset + row)};
+    return {row_scale_at(cache.dtype, at.k_offset + row),
+            row_scale_at(cache.dtype, at.v_offset + row)};
   }
 
   /// The keys and values of one KV head that one token may see, as a batch of their own.
@@ -231,16 +241,17 @@ class AttentionWorkload : public Workload {
     for (const std::int32_t position : keys) {
       const std::int64_t slot = batches_[set_].slot(request, position - first_new);
       const std::int64_t block = slot / kv.block_size, in_block = slot % kv.block_size;
-      const auto [key_scale, value_scale] = row_scales(kv, block, in_block, kv_head);
+      const auto [of_key, of_value] = row_scales(kv, block, in_block, kv_head);
       for (std::int32_t d = 0; d < config_.head_size; ++d) {
         const auto places = [&](const auto& cache) {
           return std::pair(cache.key_at(block, in_block, kv_head, d),
                            cache.value_at(block, in_block, kv_head, d));
         };
         const auto [key, value] = packed_ ? places(*packed_) : places(kv);
-        call.key_cache.push_back(key_scale * kv_.at(to_size(key)));
+        call.key_cache.push_back(of_key.scale * (kv_.at(to_size(key)) - of_key.zero));
         const bool exists = d < value_width(config_);
-        call.value_cache.push_back(exists ? value_scale * kv_.at(to_size(value)) : 0);
+        call.value_cache.push_back(
+            exists ? of_value.scale * (kv_.at(to_size(value)) - of_value.zero) : 0);
       }
     }
     return call;

@@ -37,6 +37,8 @@ TiledRandom::TiledRandom(DType dtype, std::uint32_t seed, double size, double me
   if (!elements) {
     std::vector<std::byte> bytes = random_elements(dtype, kPeriod, seed, size, mean);
     std::vector<double> values = decode_elements(dtype, bytes);
+    if (codes_per_element(dtype) > 1)
+      for (std::byte& code : bytes) code |= code << 4;
     elements = std::make_shared<Elements>(Elements{std::move(bytes), std::move(values)});
   }
   elements_ = elements;
@@ -71,7 +73,7 @@ void TiledRandom::fill(const Queue& queue, const KVCache& cache) const {
       for (const std::int64_t side : {at.k_offset, at.v_offset}) {
         for (std::int64_t row = 0; row < rows; ++row) {  // the rows of a page, in some order
           const std::int64_t place = side + page * at.block_stride + row;
-          const float scale = row_scale_at(place);
+          const float scale = oracle::join_scale(row_scale_at(cache.dtype, place));
           std::memcpy(&pages[to_size(place) * sizeof(float) - begin], &scale, sizeof(float));
         }
       }
@@ -80,8 +82,10 @@ void TiledRandom::fill(const Queue& queue, const KVCache& cache) const {
   }
 }
 
-float row_scale_at(std::int64_t place) {
-  return 0.5F + 0.125F * static_cast<float>(place % 7);
+oracle::ScaleAndZero row_scale_at(DType code, std::int64_t place) {
+  const double scale = 0.5 + 0.125 * static_cast<double>(place % 7);
+  if (code != DType::kUInt4x2) return {scale};
+  return {scale / 4, static_cast<std::uint32_t>(place % 16)};
 }
 
 std::vector<std::byte> TiledRandom::stored(DType dtype, std::size_t first,
@@ -131,7 +135,7 @@ RotatingCache make_rotating_cache(const BenchTask& task) {
 RotatingCache make_overlapping_cache(const BenchTask& task) {
   const BenchShape& shape = task.shape;
   const Context& context = *task.context;
-  constexpr std::int64_t kStride = 8;  // what kernels load at a time
+  constexpr std::int64_t kStride = 8;  // what kernels load at a time, or twice as much
   const AttentionConfig config = shape.model.config;
   RotatingCache result;
   result.backend = get_attn_backend(config, &context.capabilities(), task.options.backend).get();
@@ -218,7 +222,8 @@ Work attention_work(const AttentionConfig& config, const std::vector<RequestShap
   const double scale_bytes = config.cache_format().scales_per_row() ? 2.0 * sizeof(float) : 0;
   const double row_bytes =
       config.num_kv_heads * ((config.use_mla ? key_width : key_width + value_width) *
-                                 static_cast<double>(element_size_bytes(config.cache_dtype())) +
+                                 static_cast<double>(element_size_bytes(config.cache_dtype())) /
+                                 codes_per_element(config.cache_dtype()) +
                              scale_bytes);
   for (const RequestShape& request : requests) {
     std::int64_t pairs = 0, unseen = 0;  // keys that lie before those of all queries, or in a gap

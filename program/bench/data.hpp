@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "oracle/row_scales.hpp"
 #include "program/bench/shapes.hpp"
 #include "program/bench/workload.hpp"
 #include "program/common/statistics.hpp"
@@ -23,7 +24,8 @@ class TiledRandom {
   TiledRandom(DType dtype, std::uint32_t seed, double size = 1, double mean = 0);
   /// Makes at(i) of every element i of a buffer.
   void fill(const Queue& queue, const Buffer& buffer) const;
-  /// The same for a cache; element i of its scales becomes row_scale_at(i).
+  /// The same for a cache; element i of its scales becomes row_scale_at(i). Both codes of a byte
+  /// are at(i).
   void fill(const Queue& queue, const KVCache& cache) const;
   double at(std::size_t index) const { return elements_->values[index % kPeriod]; }
   /// `count` of them from `first` on, as `dtype` stores them.
@@ -42,8 +44,8 @@ class TiledRandom {
 };
 
 /// Element `place` of the scales that benchmarks give to a cache with a scale for each token and
-/// head.
-float row_scale_at(std::int64_t place);
+/// head, and of codes of 4 bits its zero.
+oracle::ScaleAndZero row_scale_at(DType code, std::int64_t place);
 
 /// A cache large enough for several independent page sets, so that a launch does not find its pages
 /// in a cache of the device.

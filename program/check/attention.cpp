@@ -107,6 +107,7 @@ std::vector<Option> options() {
       {"int8 cache", cache_of(DType::kInt8)},
       {"int8 per token and head", cache_of(CacheFormat::per_row(DType::kInt8))},
       {"fp8 per token and head", cache_of(CacheFormat::per_row(DType::kFp8E4M3))},
+      {"4 bits per token and head", cache_of(CacheFormat::per_row(DType::kUInt4x2))},
       {"cross attention", [](AttentionConfig& c) { c.attn_type = AttentionType::kEncoderDecoder; }},
       {"encoder, no pages",
        [](AttentionConfig& c) {

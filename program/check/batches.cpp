@@ -8,6 +8,7 @@
 #include <limits>
 #include <random>
 
+#include "oracle/row_scales.hpp"
 #include "program/common/elements.hpp"
 #include "program/common/error.hpp"
 
@@ -112,6 +113,10 @@ void put_row_scales(AttentionCall& call, std::int64_t slot) {
     const std::size_t row = to_size(slot) * to_size(call.config.num_kv_heads) + to_size(head);
     call.cache.key_scales[row] = std::ldexp(unit, static_cast<int>(row % 3));
     call.cache.value_scales[row] = std::ldexp(unit, static_cast<int>(row % 4) - 3);
+    if (call.config.cache_dtype() != DType::kUInt4x2) continue;
+    for (float* scale : {&call.cache.key_scales[row], &call.cache.value_scales[row]})
+      *scale = oracle::join_scale(
+          {static_cast<double>(*scale), static_cast<std::uint32_t>((row * 7 + (slot & 3)) % 16)});
   }
 }
 
@@ -122,13 +127,21 @@ void make_cache_image(AttentionCall& call, double family_size, std::uint32_t see
   const std::size_t row_bytes = unit * to_size(config.head_size);
   const std::size_t value_bytes = unit * to_size(value_width(config));
   const auto slots = to_size(call.num_blocks * config.block_size);
-  const auto poison = poisoned(slots * row_bytes);
-  call.cache = {poison, poisoned(slots * value_bytes)};
+  const bool is_int4 = config.cache_dtype() == DType::kUInt4x2;
+  const auto poison_of = [&](std::size_t size) {  // of 4 bits it is codes, too
+    std::vector<std::byte> bytes = poisoned(size);
+    if (is_int4)
+      for (std::byte& code : bytes) code &= std::byte{15};
+    return bytes;
+  };
+  const auto poison = poison_of(slots * row_bytes);
+  call.cache = {poison, poison_of(slots * value_bytes)};
   poison_row_scales(call);
-  const double size = family_size * (config.cache_dtype() == DType::kInt8 ? 16 : 1);
-  const std::vector<std::byte> history =
-      random_elements(config.cache_dtype(),
-                      poison.size() / element_size_bytes(config.cache_dtype()), seed + 4, size);
+  const double spread = config.cache_dtype() == DType::kInt8 ? 16 : is_int4 ? 4 : 1;
+  const double size = family_size * spread, mean = is_int4 ? 7.5 : 0;
+  const std::vector<std::byte> history = random_elements(
+      config.cache_dtype(), poison.size() / element_size_bytes(config.cache_dtype()), seed + 4,
+      size, mean);
   const bool cross = config.attn_type == AttentionType::kEncoderDecoder;
   std::size_t next_row = 0;
   for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "oracle/row_scales.hpp"
 #include "program/common/elements.hpp"
 #include "program/common/error.hpp"
 
@@ -40,12 +41,29 @@ std::vector<double> widened(const AttentionCall& call, std::size_t kv,
   apply_scales(call, kv, Scaling::kLoad, values);
   if (rows.empty()) return values;
   const std::size_t width = row_width(call.config, kv);
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] *= static_cast<double>(rows[i / width]);
+  const oracle::Element element = element_of(call.config.cache_dtype());
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] =
+        oracle::row_value(element, std::to_integer<std::uint8_t>(stored[i]), rows[i / width]);
   return values;
 }
 
+/// The scale of a row and its zero as one f32, of codes of 4 bits (oracle/row_scales.hpp).
+float scale_with_zero(std::span<const double> row) {
+  float lo = 0, hi = 0;
+  for (const double x : row) {
+    if (!std::isfinite(x)) continue;
+    lo = std::min(lo, static_cast<float>(x));
+    hi = std::max(hi, static_cast<float>(x));
+  }
+  const float scale = hi / 15 - lo / 15;
+  if (scale < std::numeric_limits<float>::min()) return 0;
+  const double zero = std::clamp(std::nearbyint(static_cast<double>(-lo / scale)), 0.0, 15.0);
+  return oracle::join_scale({static_cast<double>(scale), static_cast<std::uint32_t>(zero)});
+}
+
 /// Divides each row of `width` values by a scale of its own, which makes the largest finite one the
-/// largest code, in f32; returns these scales.
+/// largest code, in f32; returns these scales. Codes of 4 bits have zeros, too.
 std::vector<float> divide_rows(DType code, std::size_t width, std::vector<double>& values) {
   std::vector<float> scales;
   for (std::size_t first = 0; first < values.size(); first += width) {
@@ -53,11 +71,18 @@ std::vector<float> divide_rows(DType code, std::size_t width, std::vector<double
     for (std::size_t i = first; i < first + width; ++i)
       if (std::isfinite(values[i]))
         largest = std::max(largest, static_cast<float>(std::abs(values[i])));
-    const float scale = largest / (code == DType::kInt8 ? 127.0F : 448.0F);
-    scales.push_back(scale < std::numeric_limits<float>::min() ? 0 : scale);
+    const float found = largest / (code == DType::kInt8 ? 127.0F : 448.0F);
+    scales.push_back(found < std::numeric_limits<float>::min() ? 0 : found);
+    float scale = scales.back(), zero = 0;
+    if (code == DType::kUInt4x2) {
+      scales.back() = scale_with_zero(std::span(values).subspan(first, width));
+      const auto parts = oracle::split_scale(scales.back());
+      scale = static_cast<float>(parts.scale);
+      zero = static_cast<float>(parts.zero);
+    }
     for (std::size_t i = first; i < first + width; ++i) {
-      if (scales.back() > 0)
-        values[i] = static_cast<double>(static_cast<float>(values[i]) / scales.back());
+      if (scale > 0)
+        values[i] = static_cast<double>(static_cast<float>(values[i]) / scale + zero);
       else if (!std::isnan(values[i]))
         values[i] = 0;
     }

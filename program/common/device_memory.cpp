@@ -30,6 +30,25 @@ LogicalCache reordered(const AttentionConfig& config, const LogicalCache& from, 
   return to;
 }
 
+/// Bits in front of a number in the element that holds it. Rows have whole elements.
+std::size_t shift_of(DType dtype, std::size_t logical) {
+  return codes_per_element(dtype) > 1 ? 4 * (logical % 2) : 0;
+}
+
+/// Copies a number to an element of 0, in which another one may stand by now, and back.
+void put_number(DType dtype, const std::byte* number, std::size_t logical, std::byte* stored) {
+  if (codes_per_element(dtype) == 1)
+    std::memcpy(stored, number, element_size_bytes(dtype));
+  else
+    *stored |= *number << shift_of(dtype, logical);
+}
+void take_number(DType dtype, const std::byte* stored, std::size_t logical, std::byte* number) {
+  if (codes_per_element(dtype) == 1)
+    std::memcpy(number, stored, element_size_bytes(dtype));
+  else
+    *number = *stored >> shift_of(dtype, logical) & std::byte{15};
+}
+
 }  // namespace
 
 std::vector<std::byte> poisoned(std::size_t size_bytes) {
@@ -64,12 +83,11 @@ std::vector<std::byte> GuardedOutput::read(const Queue& queue) const {
 
 void upload_cache(const Queue& queue, const KVCache& cache, const LogicalCache& logical) {
   std::vector<std::byte> stored(cache.buffer.size_bytes());
-  const std::size_t size = element_size_bytes(cache.dtype);
   for_each_element(cache, false, [&](std::size_t from, std::size_t to) {
-    std::memcpy(&stored[to], &logical.key[from], size);
+    put_number(cache.dtype, &logical.key[from], from, &stored[to]);
   });
   for_each_element(cache, true, [&](std::size_t from, std::size_t to) {
-    std::memcpy(&stored[to], &logical.value[from], size);
+    put_number(cache.dtype, &logical.value[from], from, &stored[to]);
   });
   for_each_row_scale(cache, [&](std::size_t row, std::size_t key, std::size_t value) {
     std::memcpy(&stored[key * sizeof(float)], &logical.key_scales[row], sizeof(float));
@@ -87,10 +105,10 @@ LogicalCache download_cache(const Queue& queue, const KVCache& cache) {
   LogicalCache logical{std::vector<std::byte>(rows * to_size(cache.head_size) * size),
                        std::vector<std::byte>(rows * to_size(cache.value_size()) * size)};
   for_each_element(cache, false, [&](std::size_t to, std::size_t from) {
-    std::memcpy(&logical.key[to], &stored[from], size);
+    take_number(cache.dtype, &stored[from], to, &logical.key[to]);
   });
   for_each_element(cache, true, [&](std::size_t to, std::size_t from) {
-    std::memcpy(&logical.value[to], &stored[from], size);
+    take_number(cache.dtype, &stored[from], to, &logical.value[to]);
   });
   if (cache.row_scales) {
     logical.key_scales.resize(rows);

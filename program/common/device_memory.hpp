@@ -106,15 +106,16 @@ class GuardedOutput {
 };
 
 /// A whole cache between its logical order on the host, [num_blocks, block_size, num_kv_heads,
-/// head_size] for keys and value_width() for values, and the cache's own order on the device.
+/// head_size] for keys and value_width() for values, and the cache's own order on the device. Each
+/// code of 4 bits has a byte of its own here.
 struct LogicalCache {
   std::vector<std::byte> key, value;
   /// [num_blocks, block_size, num_kv_heads], of caches with a scale for each token and head.
   std::vector<float> key_scales = {}, value_scales = {};
 };
 
-/// Calls visit(logical byte, stored byte) for the first byte of each element of a cache's keys or
-/// values, whichever its order.
+/// Calls visit(logical byte, stored byte) for the first byte of each number of a cache's keys or
+/// values, whichever its order; of uint4x2 twice for each stored byte.
 template <typename Cache, typename Visit>
 void for_each_element(const Cache& cache, bool of_values, Visit visit) {
   const std::size_t element = element_size_bytes(cache.dtype);

@@ -13,7 +13,8 @@ oracle::Element element_of(DType dtype) {
   constexpr std::pair<DType, Element> kElements[] = {
       {DType::kF32, Element::kF32},         {DType::kF16, Element::kF16},
       {DType::kBF16, Element::kBF16},       {DType::kFp8E4M3, Element::kFp8E4M3},
-      {DType::kFp8E5M2, Element::kFp8E5M2}, {DType::kInt8, Element::kInt8}};
+      {DType::kFp8E5M2, Element::kFp8E5M2}, {DType::kInt8, Element::kInt8},
+      {DType::kUInt4x2, Element::kUInt4}};
   return std::ranges::find(kElements, dtype, &std::pair<DType, Element>::first)->second;
 }
 

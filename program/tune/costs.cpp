@@ -347,7 +347,8 @@ CostTasks tasks_of(CostBench& bench, const KernelInfo& kernel, std::int32_t quer
       ceil_div(tasks.each_tile, config.num_kv_heads);  // of a KV head's query heads
   const std::int32_t width = config.head_size, value = config.output_head_size();
   tasks.key_bytes = static_cast<double>(kv_heads) * (config.use_mla ? width : width + value) *
-                    static_cast<double>(element_size_bytes(config.cache_dtype()));
+                    static_cast<double>(element_size_bytes(config.cache_dtype())) /
+                    codes_per_element(config.cache_dtype());
   tasks.rows_each_token =
       static_cast<double>(kv_heads) * ceil_div(config.num_queries_per_kv(), chunks);
   tasks.flops_each = 2.0 * (width + value);

@@ -22,6 +22,7 @@ constexpr std::array kArrayTypes = {
     ArrayType{DType::kFp8E4M3, Code::Float8_E4M3FN, 8, true},
     ArrayType{DType::kFp8E5M2, Code::Float8_E5M2, 8, true},
     ArrayType{DType::kInt8, Code::Int, 8, true},
+    ArrayType{DType::kUInt4x2, Code::UInt, 8, true},
 };
 
 std::string text_of(nb::dlpack::dtype type) {

@@ -119,8 +119,11 @@ def test_cache_holds_what_was_given(context, queue, dtype):
         assert np.all(np.abs(stored - given) <= relative * np.abs(given) + absolute)
 
 
-@pytest.mark.parametrize("name", ["int8_per_token_head", "fp8_per_token_head"])
-def test_each_row_of_a_cache_has_a_scale_of_its_own(context, queue, name):
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [("int8_per_token_head", 0.1), ("fp8_per_token_head", 0.1), ("uint4_per_token_head", 0.4)],
+)
+def test_each_row_of_a_cache_has_a_scale_of_its_own(context, queue, name, allowed):
     outputs = []
     for options in ({}, {"kv_cache_dtype": name}):
         layer = checks.Layer(context, queue, checks.Case("", [(9, 9)], options))
@@ -130,10 +133,21 @@ def test_each_row_of_a_cache_has_a_scale_of_its_own(context, queue, name):
         outputs.append(np.empty_like(query))
         layer.impl.forward(queue, query, outputs[-1], layer.cache, metadata, key=key, value=value)
     assert layer.config.kv_cache_dtype == name
-    # Values and weights by 1/28 at most, of the largest value that a row sees.
+    # Values and weights by 1/28 at most, of the largest value that a row sees; codes of 4 bits lose
+    # 1/15 of a value, and weights follow logits.
     seen = np.maximum.accumulate(np.abs(value).max(axis=(1, 2)))[:, None, None]
-    assert np.all(np.abs(outputs[1] - outputs[0]) <= 0.1 * seen)
+    assert np.all(np.abs(outputs[1] - outputs[0]) <= allowed * seen)
     assert np.any(outputs[1] != outputs[0])
+
+
+def test_pages_of_four_bits_hold_two_codes_a_byte(context, queue):
+    options = {"head_size": 8, "kv_cache_dtype": "uint4_per_token_head"}
+    cache = checks.Layer(context, queue, checks.Case("", [(1, 1)], options)).cache
+    assert (cache.dtype, cache.format) == ("uint4x2", "uint4_per_token_head")
+    assert (cache.head_size, cache.shape[-1]) == (8, 4)
+    assert cache.key_at(0, 0, 0, 6) == cache.key_at(0, 0, 0, 7) == cache.key_at(0, 0, 0, 0) + 3
+    with pytest.raises(clattn.Unsupported, match="no kernel rotates queries"):
+        clattn.AttentionConfig(kv_cache_dtype="int4_per_token_head")
 
 
 def test_forward_stores_what_it_is_given_first(context, queue):

@@ -1,5 +1,7 @@
 #include <clattn/types.hpp>
 
+#include <span>
+
 #include "base/names.hpp"
 
 namespace clattn {
@@ -14,7 +16,11 @@ struct DTypeRow {
 };
 constexpr DTypeRow kDTypes[] = {{DType::kF32, "f32", 4},          {DType::kF16, "f16", 2},
                                 {DType::kBF16, "bf16", 2},        {DType::kFp8E4M3, "fp8_e4m3", 1},
-                                {DType::kFp8E5M2, "fp8_e5m2", 1}, {DType::kInt8, "int8", 1}};
+                                {DType::kFp8E5M2, "fp8_e5m2", 1}, {DType::kInt8, "int8", 1},
+                                {DType::kUInt4x2, "uint4x2", 1}};
+
+/// All but the last, of which a cache is no format without scales in its pages.
+constexpr std::span kWholeTypes = std::span(kDTypes).first<std::size(kDTypes) - 1>();
 
 /// Other spellings of these names.
 constexpr Named<DType> kDTypeSpellings[] = {
@@ -51,7 +57,10 @@ constexpr Named<KVCacheKind> kKindSpellings[] = {
 /// Formats that are no element types.
 constexpr Named<CacheFormat> kPresets[] = {
     {CacheFormat::per_row(DType::kInt8), "int8_per_token_head"},
-    {CacheFormat::per_row(DType::kFp8E4M3), "fp8_per_token_head"}};
+    {CacheFormat::per_row(DType::kFp8E4M3), "fp8_per_token_head"},
+    {CacheFormat::per_row(DType::kUInt4x2), "uint4_per_token_head"}};
+/// vLLM's cache of 4 bits.
+constexpr std::string_view kRotated = "int4_per_token_head";
 
 }  // namespace
 
@@ -93,18 +102,27 @@ std::string why_not(std::string_view side, const SideFormat& format) {
     return fmt::format("cache format: {}.{} is {}, supported: {} ({})", side, field,
                        static_cast<int>(value), legal, reason);
   };
+  if (format.group != kRow && format.code == DType::kUInt4x2)
+    return refuse("group", format.group, "kRow",
+                  "codes of 4 bits have scales in their pages alone");
   if (format.group != kTensor && format.group != kRow)
     return refuse("group", format.group, "kTensor, kRow",
                   "kernels know scales of tensors, of heads, and of a token's head");
-  if (format.zero != SideFormat::Zero::kNone)
+  const auto zero = CacheFormat::per_row(format.code).k.zero;
+  if (format.zero != zero && zero == SideFormat::Zero::kNone)
     return refuse("zero", format.zero, "kNone", "kernels multiply codes by scales alone");
+  if (format.zero != zero)
+    return refuse("zero", format.zero, "kInteger", "kernels take one from codes of 4 bits");
   if (format.scale != SideFormat::Scale::kF32)
     return refuse("scale", format.scale, "kF32", "kernels read f32 scales");
   if (format.rotation != 0)
     return refuse("rotation", format.rotation, "0", "no kernel rotates queries");
-  if (format.group == kRow && format.code != DType::kInt8 && format.code != DType::kFp8E4M3)
-    return fmt::format("cache format: {}.code is {}, supported with group kRow: int8, fp8_e4m3",
-                       side, to_string(format.code));
+  const bool of_rows = std::ranges::any_of(
+      kPresets, [&](const auto& preset) { return preset.value.k.code == format.code; });
+  if (format.group == kRow && !of_rows)
+    return fmt::format(
+        "cache format: {}.code is {}, supported with group kRow: int8, fp8_e4m3, uint4x2", side,
+        to_string(format.code));
   return {};
 }
 
@@ -129,13 +147,18 @@ std::string_view to_string(const CacheFormat& format) {
 std::optional<CacheFormat> parse_kv_cache_dtype(std::string_view name) {
   if (name == "auto") return std::nullopt;
   if (const auto preset = find_named(kPresets, name)) return preset;
+  detail::throw_unsupported_if(
+      name == kRotated,
+      "kv_cache_dtype: {} not supported: its keys and values are rotated, and no kernel rotates "
+      "queries; without rotation: uint4_per_token_head",
+      name);
   const auto found = find_dtype(name);
   detail::throw_invalid_if(
       !found && name.starts_with("fp8"),
       "Unrecognized FP8 dtype: {}, legal: fp8, fp8_e4m3, fp8_e5m2, fp8_per_token_head", name);
   if (!found)
     detail::throw_invalid("kv_cache_dtype: '{}' is not one of auto, {}, {}", name,
-                          names_of(kDTypes), names_of(kPresets));
+                          names_of(kWholeTypes), names_of(kPresets));
   return found;
 }
 

@@ -133,6 +133,10 @@ std::vector<std::string> validate_mla_configuration(const MLAConfig& config,
                       "{} is {}, supported: {} … {} in steps of {}", name, value, low, high, step);
   }
   detail::append_type_reasons(config.dtype, reasons);
+  const DType stored = config.kv_cache_dtype.value_or(config.dtype);
+  detail::append_if(reasons, codes_per_element(stored) > 1,
+                    "kv_cache_dtype {} not supported by MLA: types of whole bytes are",
+                    to_string(stored));
   const float scale = config.scale.value_or(0);
   detail::append_if(reasons, !std::isfinite(scale), "scale is {}, supported: finite numbers",
                     scale);

@@ -18,7 +18,7 @@ using detail::check_at_least, detail::KernelShape, detail::Role, detail::throw_i
 using detail::to_size;
 
 bool is_known(DType dtype) {
-  return dtype <= DType::kInt8;
+  return dtype <= DType::kUInt4x2;
 }
 
 template <typename Cache>
@@ -27,7 +27,7 @@ KernelShape write_shape(const Cache& cache, DType dtype, std::int32_t most_head)
       "Unsupported input type of kv cache: {}; legal: f32, f16, bf16";
   throw_invalid_if(!is_known(cache.dtype),
                    "Unsupported data type of kv cache: {}; legal: f32, f16, bf16, fp8_e4m3, "
-                   "fp8_e5m2, int8",
+                   "fp8_e5m2, int8, uint4x2",
                    static_cast<int>(cache.dtype));
   throw_invalid_if(!is_known(dtype), kInputType, static_cast<int>(dtype));
   throw_invalid_if(is_quantized(dtype), kInputType, to_string(dtype));

@@ -111,20 +111,20 @@ void require_plain_pages(const KVCacheSpec& spec) {
                        "KV cache: kv_quant_mode is kPerTokenHead, supported with head_size_v {}: "
                        "kNone",
                        value);
-  throw_unsupported_if(spec.dtype != DType::kInt8 && spec.dtype != DType::kFp8E4M3,
+  throw_unsupported_if(!why_not(CacheFormat::per_row(spec.dtype)).empty(),
                        "KV cache: dtype is {}, supported with kv_quant_mode kPerTokenHead: int8, "
-                       "fp8_e4m3",
+                       "fp8_e4m3, uint4x2",
                        to_string(spec.dtype));
 }
 
 /// Elements from page to page of a spec with padding or scales.
 std::int64_t page_stride(const KVCacheSpec& spec) {
-  constexpr std::size_t kUnit = 8;  // elements that kernels load at a time
-  const std::size_t unit_bytes = kUnit * element_size_bytes(spec.dtype);
+  const std::size_t unit = to_size(detail::load_elements(spec.dtype));
+  const std::size_t unit_bytes = unit * element_size_bytes(spec.dtype);
   throw_invalid_if(
       spec.page_size_padded % unit_bytes != 0,
       "KVCacheSpec: page_size_padded is {}, legal: multiples of {} ({} elements of {})",
-      spec.page_size_padded, unit_bytes, kUnit, to_string(spec.dtype));
+      spec.page_size_padded, unit_bytes, unit, to_string(spec.dtype));
   return static_cast<std::int64_t>(spec.page_size_bytes() / element_size_bytes(spec.dtype));
 }
 
@@ -145,16 +145,18 @@ std::array<std::int64_t, 5> page_strides(const KVCacheSpec& spec,
 /// Lays out the values and the scales of a page.
 void add_row_scales(KVCache& cache, std::size_t kv) {
   constexpr std::int64_t kScale = sizeof(float);
+  const std::int64_t row = cache.key_elements();
   const detail::RowPage page =
-      detail::row_page(std::int64_t{cache.block_size} * cache.num_kv_heads, cache.head_size);
+      detail::row_page(std::int64_t{cache.block_size} * cache.num_kv_heads, row,
+                       detail::load_elements(cache.dtype));  // of a byte each
   cache.v_offset = page.values;
   cache.strides.at(kv) = cache.v_offset;
   cache.scales = cache.buffer;
   cache.row_scales = {.k_offset = page.key_scales / kScale,
                       .v_offset = page.value_scales / kScale,
                       .block_stride = cache.block_stride / kScale,
-                      .token_stride = cache.token_stride / cache.head_size,
-                      .head_stride = cache.head_stride / cache.head_size};
+                      .token_stride = cache.token_stride / row,
+                      .head_stride = cache.head_stride / row};
 }
 
 /// Pages of this size that a raw buffer holds. Throws unless they are whole.
@@ -253,7 +255,7 @@ KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
   cache.num_kv_heads = spec.num_kv_heads;
   cache.head_size = spec.head_size;
   cache.shape = backend.get_kv_cache_shape(cache.num_blocks, spec.block_size, spec.num_kv_heads,
-                                           spec.head_size);
+                                           spec.head_size / codes_per_element(spec.dtype));
   const auto layouts = backend.supported_layouts();
   throw_unsupported_if(std::ranges::find(layouts, layout) == layouts.end(),
                        "KV cache: layout {} is none of backend {}", to_string(layout),

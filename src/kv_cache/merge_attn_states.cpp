@@ -24,7 +24,8 @@ void check_merge(const MergeAttnStates& config) {
   throw_invalid_if(config.head_size < 8 || config.head_size % 8 != 0,
                    "merge_attn_states: head_size is {}, legal: multiples of 8", config.head_size);
   const DType output = output_type(config);
-  throw_invalid_if(output != config.dtype && !is_quantized(output),
+  const bool is_byte = is_quantized(output) && codes_per_element(output) == 1;
+  throw_invalid_if(output != config.dtype && !is_byte,
                    "merge_attn_states: output_dtype is {}, legal: {} (dtype) or an 8-bit type",
                    to_string(output), to_string(config.dtype));
   throw_invalid_if(config.output_scale && !is_quantized(output),

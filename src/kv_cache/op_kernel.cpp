@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "kernels/step/cache_checks.hpp"
 #include "opencl/device/device_info.hpp"
 
 namespace clattn::detail {
@@ -19,6 +20,7 @@ OpKernel op_kernel(const Context& context, std::string_view entry, std::string_v
 }
 
 std::string dtype_options(DType dtype, DType cache_dtype) {
+  require_whole_bytes(cache_dtype);
   if (is_quantized(dtype)) throw_invalid("dtype is {}, legal: f32, f16, bf16", to_string(dtype));
   return fmt::format("-DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={}", static_cast<int>(dtype),
                      static_cast<int>(cache_dtype));

@@ -75,10 +75,11 @@ CachePlanes whole_pages_of(const KVCache& cache) {
   constexpr std::string_view kWhat = "cache: bytes of a block";
   const std::int64_t rows =
       checked_mul(std::int64_t{cache.block_size}, std::int64_t{cache.num_kv_heads}, kWhat);
-  const RowPage page = row_page(rows, cache.head_size);
+  const std::int64_t row = cache.key_elements();  // of a byte each
+  const RowPage page = row_page(rows, row, load_elements(cache.dtype));
   const PlaneLayout codes =
-      collapse(cache.num_blocks, cache.block_stride, cache.head_size,
-               {cache.block_size, cache.token_stride}, {cache.num_kv_heads, cache.head_stride});
+      collapse(cache.num_blocks, cache.block_stride, row, {cache.block_size, cache.token_stride},
+               {cache.num_kv_heads, cache.head_stride});
   const PlaneLayout of_scales =
       collapse(cache.num_blocks, scales.block_stride, 1, {cache.block_size, scales.token_stride},
                {cache.num_kv_heads, scales.head_stride});
@@ -156,7 +157,7 @@ CachePlanes planes_of(const KVCache& cache) {
     return whole_pages_of(cache);
   }
   const bool one_row = cache.value_size() != cache.head_size;  // of a key and its value
-  const std::int64_t row = std::int64_t{cache.head_size} + (one_row ? cache.value_size() : 0);
+  const std::int64_t row = cache.key_elements() + (one_row ? cache.value_elements() : 0);
   const PlaneLayout layout =
       collapse(cache.num_blocks, bytes(cache.block_stride, cache.dtype), bytes(row, cache.dtype),
                {cache.block_size, bytes(cache.token_stride, cache.dtype)},

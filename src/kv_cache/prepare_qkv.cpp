@@ -40,7 +40,7 @@ bool stores(const PrepareQKV& call) {
 void check_plain(DType dtype, std::string_view field) {
   throw_invalid_if(
       dtype > DType::kBF16, "prepare_qkv: {} is {}, legal: f32, f16, bf16", field,
-      dtype <= DType::kInt8 ? to_string(dtype) : std::to_string(static_cast<int>(dtype)));
+      dtype <= DType::kUInt4x2 ? to_string(dtype) : std::to_string(static_cast<int>(dtype)));
 }
 
 /// Throws unless `field` is given if and only if it is wanted.

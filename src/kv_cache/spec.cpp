@@ -34,13 +34,13 @@ KVCacheSpec detail::page_spec(const AttentionConfig& config) {
                                                                   : KVQuantMode::kNone};
 }
 
-detail::RowPage detail::row_page(std::int64_t rows, std::int64_t head_size) {
-  constexpr std::int64_t kLoad = 8, kScale = sizeof(float);
+detail::RowPage detail::row_page(std::int64_t rows, std::int64_t row_bytes, std::int64_t load) {
+  constexpr std::int64_t kScale = sizeof(float);
   constexpr std::string_view kWhat = "KV cache: bytes of a page";
-  const std::int64_t codes = checked_mul(rows, head_size, kWhat);
+  const std::int64_t codes = checked_mul(rows, row_bytes, kWhat);
   const std::int64_t scales = checked_mul(rows, kScale, kWhat);
   const std::int64_t both = checked_add(checked_mul(codes, std::int64_t{2}, kWhat), scales, kWhat);
-  if (scales % kLoad == 0) return {codes, codes + scales, both};
+  if (scales % load == 0) return {codes, codes + scales, both};
   return {2 * codes, codes, both};
 }
 
@@ -114,6 +114,14 @@ void check(const KVCacheSpec& spec) {
   throw_invalid_if(spec.kv_quant_mode == KVQuantMode::kPerTokenHead && !is_quantized(spec.dtype),
                    "KVCacheSpec: dtype is {}, legal: an 8-bit type (kv_quant_mode kPerTokenHead)",
                    to_string(spec.dtype));
+  const std::int32_t codes = codes_per_element(spec.dtype);
+  throw_invalid_if(codes > 1 && spec.kv_quant_mode != KVQuantMode::kPerTokenHead,
+                   "KVCacheSpec: kv_quant_mode is kNone, legal with dtype {}: kPerTokenHead",
+                   to_string(spec.dtype));
+  throw_invalid_if(spec.head_size % codes != 0 || spec.head_size_v % codes != 0,
+                   "KVCacheSpec: head_size is {}, head_size_v {}, legal with dtype {}: multiples "
+                   "of {}",
+                   spec.head_size, spec.head_size_v, to_string(spec.dtype), codes);
   if (!spec.use_mla) return;
   throw_invalid_if(spec.kind == KVCacheKind::kSlidingWindow,
                    "MLA is not supported for sliding window");
@@ -132,9 +140,10 @@ std::size_t unpadded_page_bytes(const KVCacheSpec& spec) {
       all = checked_add(all, detail::state_bytes(state), "KVCacheSpec: page_size_bytes");
     return all;
   }
-  const std::size_t elements =
+  const std::size_t numbers =
       to_size(spec.head_size) + (spec.use_mla ? 0 : to_size(spec.value_size()));
-  std::size_t bytes = elements * element_size_bytes(spec.dtype);
+  std::size_t bytes =
+      numbers / to_size(codes_per_element(spec.dtype)) * element_size_bytes(spec.dtype);
   if (spec.kv_quant_mode == KVQuantMode::kPerTokenHead) {
     bytes += (spec.use_mla ? 1 : 2) * sizeof(float);
   }

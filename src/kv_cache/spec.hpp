@@ -40,8 +40,13 @@ KVCacheLayout supported_layout(const AttentionBackend& backend,
 struct RowPage {
   std::int64_t key_scales = 0, values = 0, value_scales = 0;
 };
-/// Keys, their scales, values, their scales; where values would not begin at a multiple of 8, which
-/// is what kernels load, the scales of keys come behind the values.
-RowPage row_page(std::int64_t rows, std::int64_t head_size);
+/// Keys, their scales, values, their scales, with rows of `row_bytes`; where values would not begin
+/// at a multiple of `load`, the bytes that kernels load, the scales of keys come behind the values.
+RowPage row_page(std::int64_t rows, std::int64_t row_bytes, std::int64_t load);
+
+/// Elements of a cache that kernels load at a time: of eight numbers.
+constexpr std::int64_t load_elements(DType dtype) {
+  return 8 / codes_per_element(dtype);
+}
 
 }  // namespace clattn::detail

@@ -227,6 +227,49 @@ static void test_scales_of_cache(const Fixture* fixture) {
   clattn_buffer_destroy((ClattnBuffer*)tensors.output.buffer);
 }
 
+/* Pages of 4 bits: two codes an element, and a scale and a zero for each token and head. */
+static void test_cache_of_four_bits(const Fixture* fixture) {
+  enum { kHead = 64, kTokens = 16, kHeads = 2 };
+  ClattnLayerConfig config = layer_config();
+  ClattnLayer* layer = NULL;
+  ClattnCache* cache = NULL;
+  ClattnCacheInfo info = {.struct_size = sizeof info};
+  ClattnCacheWrite write = {.struct_size = sizeof write};
+  ClattnBuffer *memory = NULL, *slots = NULL;
+  const int64_t slot = 0;
+  float row[kHeads * kHead];
+  unsigned char bytes[2] = {0, 0};
+  for (int i = 0; i < kHeads * kHead; ++i) row[i] = (float)(i % 16 - 2); /* scale 1, zero 2 */
+  config.kv_cache_dtype = "int4_per_token_head";
+  EXPECT_UNSUPPORTED(clattn_layer_create(fixture->context, NULL, &config, &layer),
+                     "no kernel rotates queries");
+  config.kv_cache_dtype = "uint4_per_token_head";
+  EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
+  EXPECT_OK(clattn_cache_create(layer, fixture->queue, 1, "NHD", &cache));
+  EXPECT_OK(clattn_cache_info(cache, &info));
+  EXPECT(strcmp(info.dtype, "uint4x2") == 0 && info.shape[4] == kHead / 2);
+  EXPECT(info.page_size_bytes == kTokens * kHeads * (kHead + 8));
+  clattn_cache_destroy(cache);
+  EXPECT_OK(clattn_buffer_create(fixture->context, info.page_size_bytes, &memory));
+  EXPECT_OK(clattn_cache_adopt(layer, memory, "NHD", &cache));
+  EXPECT_INVALID(clattn_cache_set_scales(cache, fixture->buffer, 0),
+                 "scales: given, legal for a cache of uint4_per_token_head: none");
+  EXPECT_OK(clattn_buffer_create(fixture->context, sizeof slot, &slots));
+  EXPECT_OK(clattn_buffer_write(slots, fixture->queue, 0, &slot, sizeof slot));
+  EXPECT_OK(clattn_buffer_write(fixture->buffer, fixture->queue, 0, row, sizeof row));
+  write.dtype = "f32";
+  write.key.buffer = write.value.buffer = fixture->buffer;
+  write.slot_mapping = slots;
+  write.num_tokens = 1;
+  EXPECT_OK(clattn_reshape_and_cache(fixture->context, fixture->queue, cache, &write));
+  EXPECT_OK(clattn_buffer_read(memory, fixture->queue, (size_t)info.v_offset, bytes, 2));
+  EXPECT(bytes[0] == 0x10 && bytes[1] == 0x32);
+  clattn_cache_destroy(cache);
+  clattn_buffer_destroy(slots);
+  clattn_buffer_destroy(memory);
+  clattn_layer_destroy(layer);
+}
+
 /* A factor for queries follows those of K and V: checked where products are not of 8 bits, too. */
 static void test_scale_of_queries(const Fixture* fixture) {
   ClattnLayerConfig config = layer_config();
@@ -335,5 +378,6 @@ void test_caches(const Fixture* fixture) {
   test_write_and_copy(fixture);
   test_scales_of_cache(fixture);
   test_scale_of_queries(fixture);
+  test_cache_of_four_bits(fixture);
   test_scales_of_layer(fixture);
 }

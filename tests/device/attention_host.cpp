@@ -13,7 +13,8 @@ using clattn::DType;
 oracle::Element element(DType dtype) {
   constexpr std::array kElements = {oracle::Element::kF32,     oracle::Element::kF16,
                                     oracle::Element::kBF16,    oracle::Element::kFp8E4M3,
-                                    oracle::Element::kFp8E5M2, oracle::Element::kInt8};
+                                    oracle::Element::kFp8E5M2, oracle::Element::kInt8,
+                                    oracle::Element::kUInt4};
   return kElements.at(static_cast<std::size_t>(dtype));
 }
 
@@ -22,7 +23,8 @@ std::size_t index(std::int64_t i) {
 }
 
 std::uint32_t poison_bits(DType dtype) {
-  constexpr std::array<std::uint32_t, 6> kBits = {0x7FC00001U, 0x7E01U, 0x7FC1U, 0x7F, 0x7F, 0x80};
+  constexpr std::array<std::uint32_t, 7> kBits = {0x7FC00001U, 0x7E01U, 0x7FC1U, 0x7F,
+                                                  0x7F,        0x80,    0xFF};
   return kBits.at(static_cast<std::size_t>(dtype));
 }
 

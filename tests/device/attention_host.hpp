@@ -97,15 +97,16 @@ class CacheImage {
     const std::int64_t page =
         host_.block_table[r * index(host_.truth.max_blocks) + index(position / cache_.block_size)];
     const std::int64_t token = position % cache_.block_size;
-    const std::int64_t row_at =
-        page * cache_.block_stride + head * cache_.head_stride + token * cache_.token_stride + dim;
+    const std::int64_t row_at = page * cache_.block_stride + head * cache_.head_stride +
+                                token * cache_.token_stride +
+                                dim / clattn::codes_per_element(cache_.dtype);
     const std::int64_t logical =
         ((page * cache_.block_size + token) * cache_.num_kv_heads + head) * cache_.head_size + dim;
     const Stores stores = !on_device || dim > 0 ? Stores::kNothing
                           : std::isnan(key)     ? Stores::kPoison
                                                 : Stores::kFactors;
     const RowFactors factors = row_factors(page, token, head, position, stores);
-    place(index(cache_.k_offset + row_at), key, factors.key, on_device,
+    place(index(cache_.k_offset + row_at), dim, key, factors.key, on_device,
           host_.truth.key_cache[index(logical)]);
     if (dim >= spec_.config.output_head_size()) {  // the oracle knows one size alone
       host_.truth.value_cache[index(logical)] = 0;
@@ -115,7 +116,7 @@ class CacheImage {
         spec_.config.contiguous_kv() && spec_.config.output_head_size() != cache_.head_size;
     const ValueStrides strides = value_strides(spec_.config, cache_);
     const std::int64_t value_at = apart ? page * strides.token + head * strides.head + dim : row_at;
-    place(index(cache_.v_offset + value_at), value, factors.value, on_device,
+    place(index(cache_.v_offset + value_at), dim, value, factors.value, on_device,
           host_.truth.value_cache[index(logical)]);
   }
 
@@ -137,30 +138,42 @@ class CacheImage {
  private:
   /// The factors of a token's codes. With row_scales each row has its own, which are stored along
   /// with its first code; kPoison stores NaN and infinity instead, which spoil what uses them.
+  /// Codes of 4 bits have zeros, too.
+  struct Factor {
+    double scale = 1;
+    std::uint32_t zero = 0;
+  };
   struct RowFactors {
-    double key = 1, value = 1;
+    Factor key, value;
   };
   enum class Stores : std::uint8_t { kNothing, kFactors, kPoison };
   RowFactors row_factors(std::int64_t page, std::int64_t token, std::int64_t head,
                          std::int64_t position, Stores stores) {
-    RowFactors factors{cache_scale(spec_, false, head), cache_scale(spec_, true, head)};
+    RowFactors factors{{cache_scale(spec_, false, head)}, {cache_scale(spec_, true, head)}};
     if (!cache_.row_scales) return factors;
-    factors.key = std::ldexp(factors.key, static_cast<int>((position * 5 + head) % 4));
+    factors.key.scale = std::ldexp(factors.key.scale, static_cast<int>((position * 5 + head) % 4));
     // They also grow every 16 tokens, so that levels rise (attention/row_scales.clh).
     const std::int64_t power = (position * 3 + head) % 4 + position / 16 % 8 - 9;
-    factors.value = std::ldexp(factors.value, static_cast<int>(power));
+    factors.value.scale = std::ldexp(factors.value.scale, static_cast<int>(power));
+    if (cache_.dtype == clattn::DType::kUInt4x2) {
+      factors.key.zero = static_cast<std::uint32_t>((position * 7 + head * 3) % 16);
+      factors.value.zero = static_cast<std::uint32_t>((position * 3 + head * 7 + 5) % 16);
+    }
     if (stores == Stores::kNothing) return factors;
     const bool poison = stores == Stores::kPoison;
     const clattn::KVCache::RowScales& at = *cache_.row_scales;
     const std::int64_t row =
         page * at.block_stride + token * at.token_stride + head * at.head_stride;
     constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-    put_scale(at.k_offset + row, poison ? kNaN : factors.key);
-    put_scale(at.v_offset + row, poison ? std::numeric_limits<double>::infinity() : factors.value);
+    put_scale(at.k_offset + row, {poison ? kNaN : factors.key.scale, factors.key.zero});
+    put_scale(at.v_offset + row,
+              {poison ? std::numeric_limits<double>::infinity() : factors.value.scale,
+               factors.value.zero});
     return factors;
   }
-  void put_scale(std::int64_t at, double scale) {
-    const std::uint32_t bits = oracle::encode(oracle::Element::kF32, scale);
+  /// The lowest bits of a scale are its zero.
+  void put_scale(std::int64_t at, Factor factor) {
+    const std::uint32_t bits = oracle::encode(oracle::Element::kF32, factor.scale) | factor.zero;
     for (std::size_t byte = 0; byte < sizeof(float); ++byte) {
       const std::size_t place = index(at) * sizeof(float) + byte;
       bits_.set_bits(place, bits >> 8 * byte & 0xFF);
@@ -181,9 +194,14 @@ class CacheImage {
           }
     for (std::size_t i = 0; i < bits_.size(); ++i) poison_.push_back(bits_.bits(i));
   }
-  void place(std::size_t at, double value, double scale, bool on_device, double& truth) {
-    const std::uint32_t bits = oracle::encode(element(cache_.dtype), value / scale);
-    truth = oracle::decode(element(cache_.dtype), bits) * scale;
+  void place(std::size_t at, std::int64_t dim, double value, Factor factor, bool on_device,
+             double& truth) {
+    std::uint32_t bits = oracle::encode(element(cache_.dtype), value / factor.scale + factor.zero);
+    truth = (oracle::decode(element(cache_.dtype), bits) - factor.zero) * factor.scale;
+    if (clattn::codes_per_element(cache_.dtype) > 1) {  // beside the other one of the byte
+      const std::int64_t shift = dim % 2 * 4;
+      bits = (bits_.bits(at) & ~(15U << shift)) | bits << shift;
+    }
     if (on_device) bits_.set_bits(at, bits);
     expected_.push_back({at, bits});
   }

@@ -86,6 +86,7 @@ constexpr std::array kQuantizedShapes = {
 constexpr std::array kRowScaleShapes = {
     ShapeRow{128, 16, DType::kF16, DType::kInt8, kListOptions, 0, 0, true},
     ShapeRow{96, 5, DType::kBF16, DType::kFp8E4M3, {}, 0, 0, true},
+    ShapeRow{72, 5, DType::kBF16, DType::kUInt4x2, kListOptions, 0, 0, true},
 };
 
 /// Values of fewer elements than keys, for prompts and the merge of their splits.

@@ -52,18 +52,40 @@ static inline void cla_rows_pack(__global const CLA_KV_T* cache, const long* off
       cla_vf a[CLA_VEC];
 #pragma unroll
       for (int i = 0; i < CLA_VEC; ++i)
-        a[i] = cla_load_kv(cache + offsets[kv * CLA_VEC + i] + d * CLA_VEC);
+        a[i] = cla_load_kv(cache + offsets[kv * CLA_VEC + i] + CLA_KV_ROOM(d * CLA_VEC));
       cla_rows_put_columns(a, kv, d, k_t);
     }
 }
 #endif
 
+#if CLA_KV_DTYPE == 6
+/* Takes the zeros out of scales, and from codes. */
+static inline void cla_rows_take_zeros(float* k_scales, float* v_scales, cla_vf* k_t,
+                                       cla_vf* values) {
+  float zeros[CLA_BLOCK_KV];
+  for (int key = 0; key < CLA_BLOCK_KV; ++key) {
+    const float zero = cla_zero_of(v_scales[key]);
+    for (int d = 0; d < CLA_NUM_VECS; ++d) values[key * CLA_KEY_VECS + d] -= zero;
+    zeros[key] = cla_zero_of(k_scales[key]);
+    k_scales[key] = cla_scale_alone(k_scales[key]);
+    v_scales[key] = cla_scale_alone(v_scales[key]);
+  }
+  for (int kv = 0; kv < CLA_TILE_VECS; ++kv) {
+    cla_vf* columns = k_t + kv / 2 * CLA_KEY_DIM * 2 + kv % 2;
+    const cla_vf zero = CLA_CAT(vload, CLA_VEC)((uint)kv, zeros);
+    for (int d = 0; d < CLA_KEY_DIM; ++d) columns[d * 2] -= zero;
+  }
+}
+#endif
 #if CLA_ROW_SCALES
 /* Codes become numbers. */
 static inline void cla_rows_scale_tile(const ClaCpuTask* task, int at, int end, cla_vf* k_t,
                                        cla_vf* values) {
   float k_scales[CLA_BLOCK_KV], v_scales[CLA_BLOCK_KV];
   cla_cpu_row_scales(task, 0, at, end, k_scales, v_scales);
+#if CLA_KV_DTYPE == 6
+  cla_rows_take_zeros(k_scales, v_scales, k_t, values);
+#endif
   for (int kv = 0; kv < CLA_TILE_VECS; ++kv) {
     const cla_vf scales = CLA_CAT(vload, CLA_VEC)((uint)kv, k_scales);
     cla_vf* columns = k_t + kv / 2 * CLA_KEY_DIM * 2 + kv % 2;

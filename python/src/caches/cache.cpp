@@ -68,6 +68,11 @@ std::int64_t elements_between(const std::byte* begin, const void* at, std::size_
 
 KVCache cache_over(const Context& context, nb::handle key_given, nb::handle value_given,
                    DType dtype) {
+  if (codes_per_element(dtype) > 1)
+    throw Error(ErrorCode::kUnsupported,
+                "KVCache.share: dtype is " + std::string(to_string(dtype)) +
+                    ", supported: types of whole bytes, since arrays of keys and values have no "
+                    "scales of tokens and heads");
   const Pages key = pages_of(key_given, "key"), value = pages_of(value_given, "value");
   check_dtype(key.dtype(), dtype, "key, value");
   check_views(key, value);

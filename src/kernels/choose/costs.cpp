@@ -42,8 +42,9 @@ TaskCosts task_costs(const KernelCosts& costs, const KernelShape& shape, const H
   const double elements = latent ? shape.head_size + shape.rope_dim : width;
   const double scales = shape.row_scales ? 2.0 * sizeof(float) : 0;
   const double bytes =
-      tiling.kv_heads *
-      (elements * static_cast<double>(element_size_bytes(shape.cache_dtype)) + scales);
+      tiling.kv_heads * (elements / codes_per_element(shape.cache_dtype) *
+                             static_cast<double>(element_size_bytes(shape.cache_dtype)) +
+                         scales);
   const double flops =
       heads * (latent ? 4.0 * shape.head_size + 2.0 * shape.rope_dim : 2.0 * width);
   // Bytes and products a nanosecond are GB and GFLOP a second.

@@ -128,7 +128,8 @@ std::int32_t key_sharers(const Variant& variant, std::int32_t head_size) {
 // The values of CLA_Q_DTYPE and CLA_KV_DTYPE.
 static_assert(static_cast<int>(DType::kF32) == 0 && static_cast<int>(DType::kF16) == 1 &&
               static_cast<int>(DType::kBF16) == 2 && static_cast<int>(DType::kFp8E4M3) == 3 &&
-              static_cast<int>(DType::kFp8E5M2) == 4 && static_cast<int>(DType::kInt8) == 5);
+              static_cast<int>(DType::kFp8E5M2) == 4 && static_cast<int>(DType::kInt8) == 5 &&
+              static_cast<int>(DType::kUInt4x2) == 6);
 
 /// Whether the driver's assembler takes the strides of tensor maps as PTX says, in bytes: from
 /// CUDA 12.5's (R555) on; those before it take units of 16.
@@ -298,7 +299,8 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
   if (unit.traits.fp8_products && !shape.fp8_products)
     return "taken only where fp8_products asks for it";
   const std::int32_t head = shape.head_size;
-  const auto row_bytes = head * static_cast<std::int32_t>(element_size_bytes(shape.cache_dtype));
+  const auto row_bytes = head / codes_per_element(shape.cache_dtype) *
+                         static_cast<std::int32_t>(element_size_bytes(shape.cache_dtype));
   const std::int32_t room = padded_head(kernel, shape);
   if ((room == 0 && !shape.values_apart()) || head % unit.traits.head_step != 0 ||
       head > kernel.most_head)

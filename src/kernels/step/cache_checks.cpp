@@ -20,6 +20,7 @@ constexpr std::string_view kElements = "kv_cache: elements";
 /// Without a scale, int8 would hold whole numbers only, and most keys and values would become 0.
 void require_scale(DType dtype, const Buffer& scale, std::string_view name,
                    std::string_view shape) {
+  require_whole_bytes(dtype);
   throw_invalid_if(dtype == DType::kInt8 && !scale, "kv_cache: no {}, legal for int8: f32 {}", name,
                    shape);
 }
@@ -49,9 +50,9 @@ std::int64_t end_of_cache(const KVCache& cache) {
   Steps steps = {{{cache.num_blocks, cache.block_stride},
                   {cache.num_kv_heads, cache.head_stride},
                   {cache.block_size, cache.token_stride},
-                  {cache.head_size, 1}}};
+                  {cache.key_elements(), 1}}};
   const std::int64_t end_of_keys = end_of(cache.k_offset, steps);
-  steps.back().first = cache.value_size();
+  steps.back().first = cache.value_elements();
   return std::max(end_of_keys, end_of(cache.v_offset, steps));
 }
 
@@ -125,11 +126,13 @@ void check_room(const Cache& cache, std::int64_t width, std::size_t size_bytes,
                    room, wanted, cache.num_blocks);
 }
 
-/// Kernels load eight elements at a time.
-void check_aligned(std::span<const std::int64_t> places, std::string_view name) {
+/// Kernels load eight numbers at a time.
+void check_aligned(std::span<const std::int64_t> places, DType dtype, std::string_view name) {
+  const std::int32_t unit = 8 / codes_per_element(dtype);
   for (const std::int64_t place : places) {
-    throw_invalid_if(place < 0 || place % 8 != 0,
-                     "kv_cache: {} is {}, legal: multiples of 8 elements, >= 0", name, place);
+    throw_invalid_if(place < 0 || place % unit != 0,
+                     "kv_cache: {} is {}, legal: multiples of {} elements, >= 0", name, place,
+                     unit);
   }
 }
 
@@ -158,6 +161,13 @@ void check_kv_shape(const Cache& cache, const KernelShape& shape) {
 }
 
 }  // namespace
+
+void require_whole_bytes(DType dtype) {
+  throw_unsupported_if(codes_per_element(dtype) > 1,
+                       "kv_cache: dtype is {}, supported with row_scales: in other caches, types "
+                       "of whole bytes",
+                       to_string(dtype));
+}
 
 ClaRowScales row_scales_of(const KVCache& cache) {
   const KVCache::RowScales at = cache.row_scales.value_or(KVCache::RowScales{});
@@ -255,7 +265,7 @@ void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_
 void check_layer_cache(const KVCache& cache, const KernelShape& shape) {
   check_kv_shape(cache, shape);
   check_num_blocks(cache.num_blocks, 1);
-  check_aligned(places_of(cache), "an offset or stride");
+  check_aligned(places_of(cache), cache.dtype, "an offset or stride");
   throw_invalid_if(cache.num_blocks > 1 && cache.block_stride == 0,
                    "kv_cache: block_stride is 0, legal where there are several blocks: > 0");
   // Kernels find a head by as many blocks and elements, in 32 bits (tile/sm90_tensor_map.clh).
@@ -274,7 +284,7 @@ void check_layer_cache(const KVCache& cache, const KernelShape& shape) {
 void check_layer_cache(const PackedPages& cache, const KernelShape& shape) {
   check_kv_shape(cache, shape);
   check_num_blocks(cache.num_blocks, 1);
-  check_aligned(std::array{cache.key_offset, cache.value_offset}, "an offset");
+  check_aligned(std::array{cache.key_offset, cache.value_offset}, cache.dtype, "an offset");
   check_cache(cache);
 }
 

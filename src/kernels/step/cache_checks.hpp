@@ -70,6 +70,8 @@ cl_int scale_stride_of(const Cache& cache) {
 ClaRowScales row_scales_of(const KVCache& cache);
 /// The scales of tokens and heads as a cache of one element a head, for what moves them.
 KVCache row_scale_cache(const KVCache& cache);
+/// Throws kUnsupported for codes of 4 bits, which have scales in their pages.
+void require_whole_bytes(DType dtype);
 /// Throws kUnsupported for such a cache where a call cannot take it.
 void refuse_row_scales(const KVCache& cache, std::string_view call);
 

@@ -35,6 +35,9 @@ inline constexpr TypeSet kE4M3 = type_set(DType::kFp8E4M3);
 inline constexpr TypeSet kFp8 = type_set(DType::kFp8E4M3) | type_set(DType::kFp8E5M2);
 inline constexpr TypeSet k8Bit = kFp8 | type_set(DType::kInt8);
 inline constexpr TypeSet kAnyType = k16Bit | k8Bit | type_set(DType::kF32);
+/// Codes of 4 bits, too.
+inline constexpr TypeSet k8Or4Bit = k8Bit | type_set(DType::kUInt4x2);
+inline constexpr TypeSet kAnyCode = kAnyType | k8Or4Bit;
 inline constexpr TypeSet kSameType = 1U << 7U;  ///< of a cache: the queries' type
 
 inline constexpr std::string_view kIntelRegisters = " -cl-intel-256-GRF-per-thread";

@@ -333,6 +333,25 @@ TEST_P(EveryVariant, IsRightWithScalesOfRows) {
   if (!ran) GTEST_SKIP() << "no device runs it";
 }
 
+// Codes of 4 bits, whose rows have zeros besides.
+TEST_P(EveryVariant, IsRightWithCodesOf4Bits) {
+  const Variant& variant = *GetParam();
+  const auto& unit = clattn::detail::unit_of(variant.unit_id);
+  constexpr auto kCode = clattn::detail::type_set(DType::kUInt4x2);
+  if ((variant.kernel().cache & kCode) == 0 || (unit.cache & kCode) == 0)
+    GTEST_SKIP() << "it does not take them";
+  constexpr std::array kTypes{TypePair{DType::kF16, DType::kUInt4x2},
+                              TypePair{DType::kBF16, DType::kUInt4x2},
+                              TypePair{DType::kF32, DType::kUInt4x2}};
+  const bool takes_f32 = (unit.queries & clattn::detail::type_set(DType::kF32)) != 0;
+  const std::span types = std::span(kTypes).first(takes_f32 ? 3 : 2);
+  const bool ran = check_in(variant, types, [](CaseSpec& spec) {
+    spec.config.kv_cache_dtype = clattn::CacheFormat::per_row(spec.config.cache_dtype());
+    spec.config.custom_mask = spec.unseen_is_nan = spec.config.dtype == DType::kF16;
+  });
+  if (!ran) GTEST_SKIP() << "no device runs it";
+}
+
 INSTANTIATE_TEST_SUITE_P(Rows, EveryVariant,
                          testing::ValuesIn(attention_test::variants_of({Role::kDecode,
                                                                         Role::kPrefill})),

@@ -49,7 +49,8 @@ TEST(RowScales, EachRowIsReadByItsOwn) {
   for_each_family([](const auto& context, KernelFamily family) {
     for (const auto& [code, dtype] :
          {std::pair{DType::kInt8, DType::kF16}, std::pair{DType::kFp8E4M3, DType::kF32},
-          std::pair{DType::kFp8E4M3, DType::kBF16}}) {
+          std::pair{DType::kFp8E4M3, DType::kBF16}, std::pair{DType::kUInt4x2, DType::kF16},
+          std::pair{DType::kUInt4x2, DType::kF32}, std::pair{DType::kUInt4x2, DType::kBF16}}) {
       CaseSpec spec = row_case(code, dtype);
       spec.config.kernel_family = family;
       spec.layout = dtype == DType::kF16 ? KVCacheLayout::kNHD : KVCacheLayout::kHND;
@@ -63,68 +64,80 @@ TEST(RowScales, ShapesOfHeadsAndPages) {
     std::int32_t heads, kv_heads, head_size, block_size;
   };
   for_each_family([](const auto& context, KernelFamily family) {
-    for (const Shape& shape :
-         {Shape{1, 1, 8, 1}, Shape{7, 1, 80, 5}, Shape{24, 4, 128, 17}, Shape{2, 1, 512, 16}}) {
-      CaseSpec spec = row_case(DType::kInt8);
-      spec.config.num_heads = shape.heads;
-      spec.config.num_kv_heads = shape.kv_heads;
-      spec.config.head_size = shape.head_size;
-      spec.config.block_size = shape.block_size;
-      spec.config.kernel_family = family;
-      spec.requests = {{1, shape.block_size - 1, 1}, {1, shape.block_size, 2}, {9, 50, 3}};
-      expect_right(context, spec);
+    for (const Shape& shape : {Shape{1, 1, 8, 1}, Shape{7, 1, 80, 5}, Shape{3, 3, 72, 5},
+                               Shape{24, 4, 128, 17}, Shape{2, 1, 512, 16}}) {
+      for (const DType code : {DType::kInt8, DType::kUInt4x2}) {
+        CaseSpec spec = row_case(code);
+        spec.config.num_heads = shape.heads;
+        spec.config.num_kv_heads = shape.kv_heads;
+        spec.config.head_size = shape.head_size;
+        spec.config.block_size = shape.block_size;
+        spec.config.kernel_family = family;
+        spec.requests = {{1, shape.block_size - 1, 1}, {1, shape.block_size, 2}, {9, 50, 3}};
+        expect_right(context, spec);
+      }
     }
   });
 }
 
 TEST(RowScales, WithWhatALayerAdds) {
   for_each_family([](const auto& context, KernelFamily family) {
-    CaseSpec windowed = row_case(DType::kInt8);
-    windowed.config.kernel_family = family;
-    windowed.config.sliding_window = 13;
-    windowed.config.logits_soft_cap = 5;
-    windowed.config.alibi_slopes = {0.5F, 0.25F, 0.125F, 0.0625F};
-    windowed.config.sinks = {0.5F, -1.0F, 2.0F, 0.0F};
-    expect_right(context, windowed);
-    CaseSpec masked = row_case(DType::kFp8E4M3, DType::kBF16);
-    masked.config.kernel_family = family;
-    masked.config.custom_mask = true;
-    masked.config.output_fp8 = true;
-    masked.unseen_is_nan = true;
-    expect_right(context, masked);
+    for (const DType code : {DType::kInt8, DType::kUInt4x2}) {
+      CaseSpec windowed = row_case(code);
+      windowed.config.kernel_family = family;
+      windowed.config.sliding_window = 13;
+      windowed.config.logits_soft_cap = 5;
+      windowed.config.alibi_slopes = {0.5F, 0.25F, 0.125F, 0.0625F};
+      windowed.config.sinks = {0.5F, -1.0F, 2.0F, 0.0F};
+      expect_right(context, windowed);
+    }
+    for (const DType code : {DType::kFp8E4M3, DType::kUInt4x2}) {
+      CaseSpec masked = row_case(code, DType::kBF16);
+      masked.config.kernel_family = family;
+      masked.config.custom_mask = true;
+      masked.config.output_fp8 = true;
+      masked.unseen_is_nan = true;
+      expect_right(context, masked);
+    }
   });
 }
 
 TEST(RowScales, SplitsPaddedPagesAndLargeLogits) {
   for_each_family([](const auto& context, KernelFamily family) {
-    CaseSpec spec = row_case(DType::kInt8, DType::kF32);
-    spec.config.kernel_family = family;
-    spec.page_padding = 64;
-    spec.num_splits = 3;
-    spec.requests = {{1, 300, 1}, {1, 16, 2}, {3, 200, 3}};
-    expect_right(context, spec);
-    spec.page_padding = 0;
-    spec.sharpness = 8;  // logits of about +-60
-    expect_right(context, spec);
+    for (const DType code : {DType::kInt8, DType::kUInt4x2}) {
+      CaseSpec spec = row_case(code, DType::kF32);
+      spec.config.kernel_family = family;
+      spec.page_padding = 64;
+      spec.num_splits = 3;
+      spec.requests = {{1, 300, 1}, {1, 16, 2}, {3, 200, 3}};
+      expect_right(context, spec);
+      spec.page_padding = 0;
+      spec.sharpness = 8;  // logits of about +-60
+      expect_right(context, spec);
+    }
   });
 }
 
 /// A kernel that cannot is passed over, by a reason that names the format.
 TEST(RowScales, KernelsWithoutThemSayWhy) {
   clattn::AttentionConfig config = attention_test::small_config();
-  config.kv_cache_dtype = CacheFormat::per_row(DType::kInt8);
-  const auto shape = clattn::detail::kernel_shape(config);
-  EXPECT_TRUE(shape.row_scales);
-  std::size_t takers = 0;
-  for (const auto& variant : clattn::detail::variants()) {
-    const std::string why = clattn::detail::why_not_types(variant, shape);
-    if (variant.kernel().row_scales && variant.unit().row_scales) {
-      if (why.empty()) ++takers;
-      continue;
+  for (const DType code : {DType::kInt8, DType::kUInt4x2}) {
+    config.kv_cache_dtype = CacheFormat::per_row(code);
+    const auto shape = clattn::detail::kernel_shape(config);
+    EXPECT_TRUE(shape.row_scales);
+    std::size_t takers = 0;
+    for (const auto& variant : clattn::detail::variants()) {
+      const std::string why = clattn::detail::why_not_types(variant, shape);
+      const bool takes_code =
+          (clattn::detail::unit_of(variant.unit_id).cache & clattn::detail::type_set(code)) != 0;
+      if (variant.kernel().row_scales && variant.unit().row_scales && takes_code) {
+        if (why.empty()) ++takers;
+        continue;
+      }
+      EXPECT_NE(why, "") << variant.name;
     }
-    EXPECT_NE(why, "") << variant.name;
+    EXPECT_GE(takers, 6U);
   }
-  EXPECT_GE(takers, 6U);
 }
 
 }  // namespace test_row_scales_kernels

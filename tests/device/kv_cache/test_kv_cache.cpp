@@ -291,7 +291,8 @@ TEST(ReshapeAndCache, A6_2_TypesAreRefusedInVLLMsWords) {
   expect(static_cast<DType>(9), DType::kF16,
          "Unsupported input type of kv cache: 9; legal: f32, f16, bf16");
   expect(DType::kF16, static_cast<DType>(77),
-         "Unsupported data type of kv cache: 77; legal: f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8");
+         "Unsupported data type of kv cache: 77; legal: f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8, "
+         "uint4x2");
 }
 
 TEST(ReshapeAndCache, ThePublicCallsRefuseNonsense) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <clattn/cache_ops.hpp>
+#include <clattn/compat/packed_cache.hpp>
 #include <clattn/kv_cache_spec.hpp>
 #include <clattn/registry.hpp>
 #include <cmath>
@@ -53,7 +54,7 @@ KVCache make_cache(const clattn::Context& context, const clattn::Queue& queue, c
   return clattn::reshape_kv_cache(memory, spec, *clattn::list_attn_backends()[0], shape.layout);
 }
 
-/// One row of a cache's bytes.
+/// One row of a cache's bytes, each code in one.
 struct Row {
   Bytes codes;
   float scale = 0;
@@ -72,9 +73,14 @@ std::size_t codes_at(const KVCache& cache, bool values, std::int64_t slot, std::
 }
 Row row_of(const KVCache& cache, const Bytes& bytes, bool values, std::int64_t slot,
            std::int64_t head) {
-  const auto first =
-      bytes.begin() + static_cast<std::ptrdiff_t>(codes_at(cache, values, slot, head));
-  Row row{Bytes(first, first + cache.head_size)};
+  const std::size_t first = codes_at(cache, values, slot, head);
+  Row row;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(cache.head_size); ++d) {
+    if (cache.dtype != DType::kUInt4x2)
+      row.codes.push_back(bytes[first + d]);
+    else
+      row.codes.push_back(bytes[first + d / 2] >> d % 2 * 4 & 15);
+  }
   std::memcpy(&row.scale, &bytes[scale_at(cache, values, slot, head) * sizeof(float)],
               sizeof(float));
   return row;
@@ -120,7 +126,7 @@ void expect_stored(const KVCache& cache, const Rows& rows, const std::vector<std
             << (values ? "value" : "key") << " of token " << t << " head " << head;
         std::fill_n(
             bytes.begin() + static_cast<std::ptrdiff_t>(codes_at(cache, values, slots[t], head)),
-            width, kPoison);
+            cache.key_elements(), kPoison);
         std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(
                                         scale_at(cache, values, slots[t], head) * sizeof(float)),
                     sizeof(float), kPoison);
@@ -159,7 +165,7 @@ Rows random_rows(std::size_t tokens, const Shape& shape, double spread = 4) {
 
 void for_each_code(const auto& run) {
   for (const auto& context : all_contexts())
-    for (const DType code : {DType::kInt8, DType::kFp8E4M3}) run(*context, code);
+    for (const DType code : {DType::kInt8, DType::kFp8E4M3, DType::kUInt4x2}) run(*context, code);
 }
 
 // Slots out of order, the last of the last page, none, and outside of the cache.
@@ -176,6 +182,7 @@ TEST(RowScaleWrite, RowsOfAnySizeInAnyShape) {
     }
     for (const Shape& shape : {Shape{code, 1, 8, 1, KVCacheLayout::kNHD, 70},
                                Shape{code, 8, 80, 5, KVCacheLayout::kHND, 13},
+                               Shape{code, 3, 72, 5, KVCacheLayout::kNHD, 13},
                                Shape{code, 1, 512, 17}, Shape{code, 3, 128, 64}})
       expect_writes(context, shape, DType::kF16, random_rows(7, shape, 1), kSlots);
   });
@@ -205,6 +212,9 @@ TEST(RowScaleWrite, EdgesOfNumbers) {
       {1, kInf, 2},
       {1, -kInf, 2},
       {1, kNaN, 2},
+      std::vector<double>(64, 3.0),    // constant rows of one sign (A7.1)
+      std::vector<double>(64, -1e-5),  // and below vLLM's floor
+      {7.5, 1, 2, 3, -7.5, 0.5, 1.5},  // a zero between two codes
       {kInf},
       {kNaN, kInf, -kInf}};
   for_each_code([&](const clattn::Context& context, DType code) {
@@ -212,9 +222,58 @@ TEST(RowScaleWrite, EdgesOfNumbers) {
     for (const auto& edge : edges)
       for (const DType dtype : {DType::kF32, DType::kF16})
         expect_writes(context, shape, dtype, special(edge, shape), {5});
-    for (const double size : {3e38, 1e30, 1e-30, 1e-38, 1e-40})
+    // The last but one: 15 times a scale whose mantissa is all ones.
+    for (const double size : {3e38, 1e30, 1e-30, 1e-38, 15 * (2 - 0x1p-23), 1e-40})
       expect_writes(context, shape, DType::kF32, special({size, size / 3, -size / 7}, shape), {5});
   });
+}
+
+/// A row's values in [1, 2], whose range has 0 all the same: it would else take a fourth of the
+/// codes.
+TEST(RowScaleWrite, RowsOfOneSign) {
+  for_each_code([](const clattn::Context& context, DType code) {
+    const Shape shape{.code = code};
+    std::vector<double> row;
+    for (int d = 0; d < shape.head_size; ++d) row.push_back(1 + d / 64.0);
+    expect_writes(context, shape, DType::kF32, special(row, shape), {5});
+  });
+}
+
+/// vLLM's bytes of two tokens, of one head of 8 dims each: codes of K, scale of K, codes of V,
+/// scale of V. The lower half of a byte is the even dim; a scale's 4 lowest bits are its zero.
+TEST(RowScaleWrite, FourBitsAreVllmsBytes) {
+  constexpr std::int64_t kRow = 16;
+  const Rows rows{{-2, 13, 0, 1, 3, -1, 5, 12, 0, 0, 0, 0, 0, 0, 0, 0},
+                  {0, -7.5, -.5, -1, -2, -3, -4, -5, 30, 0, 2, 4, 6, 8, 10, 12}};
+  const Bytes wanted = {0xF0, 0x32, 0x15, 0xE7,   // + 2
+                        0x02, 0x00, 0x80, 0x3F,   // 1, 2
+                        0x0F, 0xDE, 0x9B, 0x57,   // / 0.5 + 15
+                        0x0F, 0x00, 0x00, 0x3F,   // 0.5, 15
+                        0x00, 0x00, 0x00, 0x00,   // zeros
+                        0x00, 0x00, 0x00, 0x00,   // 0, 0
+                        0x0F, 0x21, 0x43, 0x65,   // / 2
+                        0x00, 0x00, 0x00, 0x40};  // 2, 0
+  for (const auto& context : all_contexts()) {
+    const clattn::Queue queue = context->create_queue();
+    KVCache cache{.buffer = upload(*context, queue, Bytes(2 * kRow, kPoison)),
+                  .dtype = DType::kUInt4x2,
+                  .num_blocks = 1,
+                  .block_size = 2,
+                  .num_kv_heads = 1,
+                  .head_size = 8,
+                  .v_offset = 8,
+                  .block_stride = 2 * kRow,
+                  .token_stride = kRow,
+                  .head_stride = kRow};
+    cache.scales = cache.buffer;
+    cache.row_scales = {.k_offset = 1,
+                        .v_offset = 3,
+                        .block_stride = kRow / 2,
+                        .token_stride = kRow / 4,
+                        .head_stride = kRow / 4};
+    store(*context, queue, cache, DType::kF16, rows, {0, 1});
+    EXPECT_EQ(download<std::uint8_t>(queue, cache.buffer), wanted);
+  }
 }
 
 TEST(RowScaleWrite, NeighboursOfOtherSizesAreExact) {  // 19, 20: an index by token and by head
@@ -348,7 +407,7 @@ TEST(RowScaleCaches, AreRefusedByNameWhereTheyCannotBe) {
   };
   EXPECT_EQ(write(e5m2, ErrorCode::kUnsupported),
             "kv_cache: row_scales: cache format: k.code is fp8_e5m2, supported with group kRow: "
-            "int8, fp8_e4m3");
+            "int8, fp8_e4m3, uint4x2");
   KVCache outside = cache;
   outside.row_scales->v_offset = 1 << 30;
   EXPECT_NE(write(outside).find("kv_cache: row_scales: its last scale is number"),
@@ -377,9 +436,58 @@ TEST(RowScaleCaches, AreRefusedByNameWhereTheyCannotBe) {
   };
   EXPECT_EQ(reshape({.head_size = 64, .dtype = DType::kFp8E5M2}),
             "KV cache: dtype is fp8_e5m2, supported with kv_quant_mode kPerTokenHead: int8, "
-            "fp8_e4m3");
+            "fp8_e4m3, uint4x2");
   EXPECT_EQ(reshape({.head_size = 64, .dtype = DType::kInt8, .head_size_v = 32}),
             "KV cache: kv_quant_mode is kPerTokenHead, supported with head_size_v 32: kNone");
+}
+
+/// Codes of 4 bits have scales in their pages, whatever the call.
+TEST(RowScaleCaches, FourBitsAreRefusedWithoutScalesOfRows) {
+  const auto& context = all_contexts().front();
+  const clattn::Queue queue = context->create_queue();
+  KVCache cache = make_cache(*context, queue, {.code = DType::kUInt4x2});
+  cache.row_scales.reset();
+  const clattn::Buffer some = context->allocate(1 << 16);
+  using clattn::ErrorCode;
+  const auto write = [&] {
+    clattn::reshape_and_cache_flash(*context, queue, {.buffer = some.handle()},
+                                    {.buffer = some.handle()}, DType::kF16, cache, some.handle(), 0,
+                                    1);
+  };
+  const std::string wanted =
+      "kv_cache: dtype is uint4x2, supported with row_scales: in other caches, types of whole "
+      "bytes";
+  EXPECT_EQ(error_text(write, ErrorCode::kUnsupported), wanted);
+  clattn::MLACache latent{.buffer = some,
+                          .dtype = DType::kUInt4x2,
+                          .num_blocks = 1,
+                          .block_size = 16,
+                          .kv_lora_rank = 64,
+                          .rope_dim = 8};
+  const auto write_latent = [&] {
+    clattn::concat_and_cache_mla(*context, queue, {.buffer = some.handle()},
+                                 {.buffer = some.handle()}, DType::kF16, latent, some.handle(), 0,
+                                 1);
+  };
+  EXPECT_EQ(error_text(write_latent, ErrorCode::kUnsupported), wanted);
+  const clattn::MLAConfig mla{.num_heads = 1, .kv_cache_dtype = DType::kUInt4x2};
+  const auto reasons = clattn::validate_mla_configuration(mla, nullptr);
+  EXPECT_EQ(std::ranges::count(reasons,
+                               "kv_cache_dtype uint4x2 not supported by MLA: types of "
+                               "whole bytes are"),
+            1);
+  clattn::PackedKVCache packed{.key = some.handle(),
+                               .value = some.handle(),
+                               .dtype = DType::kUInt4x2,
+                               .num_blocks = 1,
+                               .block_size = 16,
+                               .num_kv_heads = 1,
+                               .head_size = 64};
+  const auto write_packed = [&] {
+    clattn::reshape_and_cache(*context, queue, {.buffer = some.handle()}, {.buffer = some.handle()},
+                              DType::kF16, packed, some.handle(), 0, 1);
+  };
+  EXPECT_EQ(error_text(write_packed, ErrorCode::kUnsupported), wanted);
 }
 
 }  // namespace test_row_scales

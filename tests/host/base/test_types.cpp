@@ -75,13 +75,14 @@ TEST(Types, M2_OtherSpellingsOfElementTypes) {
     EXPECT_EQ(find_dtype(name), std::nullopt) << name;
   EXPECT_EQ(error_text([] { parse_kv_cache_dtype("fp4"); }, ErrorCode::kInvalidArgument),
             "kv_cache_dtype: 'fp4' is not one of auto, f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8, "
-            "int8_per_token_head, fp8_per_token_head");
+            "int8_per_token_head, fp8_per_token_head, uint4_per_token_head");
 }
 
 /// Formats have names, and what no kernel reads is refused by field, value and reason.
 TEST(Types, CacheFormats) {
   for (const auto& [name, code] : {std::pair{"int8_per_token_head", DType::kInt8},
-                                   std::pair{"fp8_per_token_head", DType::kFp8E4M3}}) {
+                                   std::pair{"fp8_per_token_head", DType::kFp8E4M3},
+                                   std::pair{"uint4_per_token_head", DType::kUInt4x2}}) {
     const auto format = parse_kv_cache_dtype(name);
     EXPECT_EQ(format, CacheFormat::per_row(code)) << name;
     EXPECT_NE(format, CacheFormat(code)) << name;
@@ -105,7 +106,13 @@ TEST(Types, CacheFormats) {
   EXPECT_EQ(refusal([](Side& side) { side.rotation = 64; }),
             "cache format: k.rotation is 64, supported: 0 (no kernel rotates queries)");
   EXPECT_EQ(refusal([](Side& side) { side.code = DType::kFp8E5M2; }),
-            "cache format: k.code is fp8_e5m2, supported with group kRow: int8, fp8_e4m3");
+            "cache format: k.code is fp8_e5m2, supported with group kRow: int8, fp8_e4m3, uint4x2");
+  EXPECT_EQ(refusal([](Side& side) { side.code = DType::kUInt4x2; }),
+            "cache format: k.zero is 0, supported: kInteger (kernels take one from codes of 4 "
+            "bits)");
+  EXPECT_EQ(refusal([](Side& side) { side = {.code = DType::kUInt4x2}; }),
+            "cache format: k.group is 0, supported: kRow (codes of 4 bits have scales in their "
+            "pages alone)");
   EXPECT_EQ(refusal([](Side& side) { side.code = DType::kFp8E4M3; }),
             "cache format: k and v differ, supported: the same (kernels read both by one loader)");
 }
@@ -116,9 +123,17 @@ TEST(Types, M10_UnknownFp8Types) {
             "Unrecognized FP8 dtype: fp8_e3m4, legal: fp8, fp8_e4m3, fp8_e5m2, fp8_per_token_head");
 }
 
+/// vLLM rotates the rows of its caches of 4 bits.
+TEST(Types, RotatedFormatsAreRefusedByName) {
+  EXPECT_EQ(
+      error_text([] { parse_kv_cache_dtype("int4_per_token_head"); }, ErrorCode::kUnsupported),
+      "kv_cache_dtype: int4_per_token_head not supported: its keys and values are rotated, and no "
+      "kernel rotates queries; without rotation: uint4_per_token_head");
+}
+
 TEST(Types, UnknownNamesListTheLegalOnes) {
   EXPECT_EQ(error_text([] { parse_dtype("F32"); }, ErrorCode::kInvalidArgument),
-            "dtype: 'F32' is not one of f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8");
+            "dtype: 'F32' is not one of f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8, uint4x2");
   EXPECT_EQ(error_text([] { parse_kv_cache_layout(""); }, ErrorCode::kInvalidArgument),
             "layout: '' is not one of NHD, HND");
 }

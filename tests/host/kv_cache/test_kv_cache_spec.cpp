@@ -128,6 +128,16 @@ TEST(KVCacheSpec, A7_WidthsScalesAndPadding) {
     quantized.dtype = dtype;
     EXPECT_EQ(quantized.page_size_bytes(), 2U * 16 * 8 * (128 + 4));
   }
+  KVCacheSpec halves = quantized;  // two codes a byte
+  halves.dtype = clattn::DType::kUInt4x2;
+  EXPECT_EQ(halves.page_size_bytes(), 2U * 16 * 8 * (64 + 4));
+  halves.head_size = 5;
+  expect_error([&] { (void)halves.page_size_bytes(); },
+               "head_size is 5, head_size_v 0, legal with dtype uint4x2: multiples of 2");
+  halves.head_size = 128;
+  halves.kv_quant_mode = clattn::KVQuantMode::kNone;
+  expect_error([&] { (void)halves.page_size_bytes(); },
+               "kv_quant_mode is kNone, legal with dtype uint4x2: kPerTokenHead");
   quantized.use_mla = true;
   quantized.num_kv_heads = 1;
   EXPECT_EQ(quantized.page_size_bytes(), 16U * (128 + 4));
