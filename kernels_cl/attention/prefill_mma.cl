@@ -14,7 +14,8 @@
        P = 2^(S - max), O = O * 2^(old max - max) + P V
 
    With CLA_ROW_SCALES the scales of a tile's keys and values are copied to local memory, too, and
-   multiply S and P (attention/tile_scales.clh).
+   multiply S and P (attention/tile_scales.clh). Codes of 4 bits are copied less their zeros, which
+   their scales hold: so these are loaded two tiles ahead instead of one.
 
    Bytes and operations of a tile with 128 rows, 64 keys and 128 dims, per work-group: 32 KiB of K
    and V from global memory, 4.2 M multiply-adds, 160 KiB read from local memory by 4 warps of 32
@@ -49,12 +50,27 @@
 
 #include "attention/tile_scales.clh"
 #if CLA_KV_QUANT
-#include "tile/cache_pairs.clh"
+#include "tile/code_pairs.clh"
 #endif
 
 #ifndef CLA_KEY_UNIT /* keys lie as queries do */
 #define CLA_KEY_UNIT(key, unit) CLA_QUERY_UNIT(key, unit)
 #define CLA_KEY_TILE_UNITS (CLA_BLOCK_KV * CLA_STRIDE)
+#endif
+/* The tiles of scales that are known: of the keys at hand, of those being copied, and being loaded.
+   In functions of the loop's `tile`. */
+#if CLA_KV_DTYPE == 6
+#define CLA_SCALE_TILES 3
+#define CLA_SCALES_TURN(n) (((uint)(tile - keys.begin) / CLA_BLOCK_KV + (n)) % 3)
+#define CLA_SCALES_NOW CLA_SCALES_TURN(0)
+#define CLA_SCALES_NEXT CLA_SCALES_TURN(1)
+#define CLA_SCALES_LATER CLA_SCALES_TURN(2)
+#define CLA_SCALES_BEFORE(tile) ((tile) + CLA_BLOCK_KV)
+#else
+#define CLA_SCALE_TILES 2
+#define CLA_SCALES_NOW stage
+#define CLA_SCALES_LATER next
+#define CLA_SCALES_BEFORE(tile) tile
 #endif
 /* 0, of which the compiler cannot be sure with CLA_FEW_REGISTERS: it computes a lane's addresses
    anew for each tile, and they take no registers meanwhile. */
@@ -96,10 +112,12 @@ static inline void cla_prefill_multiply_qk(float* scores, __local const uint4* q
   }
 }
 
-/* Copies eight elements of the cache to a unit of a tile, or starts to; zeros where `at` is -1. */
-static inline void cla_start_unit(__local uint4* to, __global const CLA_KV_T* cache, long at) {
+/* Copies eight elements of the cache to a unit of a tile, or starts to; zeros where `at` is -1.
+   `stored`: the scale of its row. */
+static inline void cla_start_unit(__local uint4* to, __global const CLA_KV_T* cache,
+                                  long at CLA_STORED_PARAM) {
 #if CLA_KV_QUANT
-  const uint4 words = cla_kv_words(cla_kv_raw_load(cache + max(at, 0L)));
+  const uint4 words = CLA_KV_WORDS(cla_kv_raw_load(cache + max(at, 0L)), stored);
   *to = at >= 0 ? words : (uint4)(0u);
 #else
   cla_copy_async(to, cache + max(at, 0L), at >= 0);
@@ -108,14 +126,14 @@ static inline void cla_start_unit(__local uint4* to, __global const CLA_KV_T* ca
 
 /* The element of a unit of a place's row; -1 where that is -1. */
 static inline long cla_place_unit(const ClaHeadRows* rows, long place, uint unit) {
-  return place >= 0 ? cla_place_element(rows, place) + 8 * unit : -1;
+  return place >= 0 ? cla_place_element(rows, place) + CLA_KV_ROOM(8 * unit) : -1;
 }
 
 /* The tile's keys and values to k_tile[BLOCK_KV][STRIDE] and v_tile[BLOCK_KV][V_STRIDE]; 0 for keys
    that no row sees, whose rows are not read. `zero`: CLA_ZERO. */
 static inline void cla_start_copies(__local uint4* k_tile, __local uint4* v_tile,
                                     const ClaHeadRows* keys, const ClaHeadRows* values,
-                                    __local const long* key_at, uint zero) {
+                                    __local const long* key_at, uint zero CLA_ZEROS_PARAM) {
 #pragma unroll
   for (uint own = (uint)get_local_id(0); own < CLA_BLOCK_KV * CLA_QUERY_ROW_UNITS;
        own += CLA_WG_SIZE) {
@@ -124,10 +142,10 @@ static inline void cla_start_copies(__local uint4* k_tile, __local uint4* v_tile
     const uint unit = i % CLA_QUERY_ROW_UNITS;
     const long place = key_at[key];
     cla_start_unit(k_tile + CLA_KEY_UNIT(key, unit), keys->first,
-                   cla_place_unit(keys, place, unit));
+                   cla_place_unit(keys, place, unit) CLA_STORED(scales[key]));
     if (CLA_DIM_UNITS < CLA_QUERY_ROW_UNITS && unit >= CLA_DIM_UNITS) continue;
     cla_start_unit(v_tile + CLA_TILE_UNIT(key, unit), values->first,
-                   cla_place_unit(values, place, unit));
+                   cla_place_unit(values, place, unit) CLA_STORED(scales[CLA_BLOCK_KV + key]));
   }
 }
 
@@ -232,7 +250,8 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
   __local uint4 v_tile[2][CLA_BLOCK_KV * CLA_V_STRIDE] __attribute__((aligned(128)));
   __local long key_at[2][CLA_BLOCK_KV]; /* key i's place (ClaHeadRows), -1: no row sees it; of the
                                            next tile and of the one behind it */
-  __local float scales[2][CLA_SCALES_ROOM] __attribute__((aligned(128))); /* of a tile's keys */
+  __local float scales[CLA_SCALE_TILES][CLA_SCALES_ROOM]
+      __attribute__((aligned(128))); /* of a tile's keys */
 
   ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
@@ -267,7 +286,8 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
   ClaScalesAhead ahead = cla_first_scales(scales[0], &opt, &task, pages, keys);
   barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
   if (!CLA_FEW_REGISTERS || keys.begin < keys.end)
-    cla_start_copies(k_tile[0], v_tile[0], &head_keys, &head_values, key_at[0], 0);
+    cla_start_copies(k_tile[0], v_tile[0], &head_keys, &head_values, key_at[0],
+                     0 CLA_ZEROS_OF(scales[0]));
 
   uint stage = 0;
   for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
@@ -276,8 +296,8 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
     barrier(CLK_LOCAL_MEM_FENCE); /* K, V and the next key_at written -> read; K, V and key_at of
                                      the last tile read -> overwritten */
     cla_start_copies(k_tile[next], v_tile[next], &head_keys, &head_values, key_at[next],
-                     CLA_ZERO(tile));
-    cla_start_scales(&ahead, &opt, &task, pages, keys.end, tile);
+                     CLA_ZERO(tile) CLA_ZEROS_OF(scales[CLA_SCALES_NEXT]));
+    cla_start_scales(&ahead, &opt, &task, pages, keys.end, CLA_SCALES_BEFORE(tile));
     long later_at[CLA_OWN_KEYS]; /* in flight, too */
 #pragma unroll
     for (int i = 0; i < CLA_OWN_KEYS; ++i)
@@ -288,17 +308,17 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
     float scores[CLA_FRAGMENTS * CLA_SCORE_TILES * CLA_C_SIZE];
     cla_prefill_multiply_qk(scores, q_tile + (own.first_row + CLA_ZERO(tile)) * CLA_STRIDE,
                             k_tile[stage], lane);
-    cla_scale_tile(scores, CLA_FRAGMENTS, scales[stage], lane);
+    cla_scale_tile(scores, CLA_FRAGMENTS, scales[CLA_SCALES_NOW], lane);
     const int masked =
         CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end; /* for some row */
     cla_prefill_take_tile(acc, scores, &own, &opt, fabs(scale), tile, masked, v_tile[stage],
-                          scales[stage], &level, first_unit, lane);
+                          scales[CLA_SCALES_NOW], &level, first_unit, lane);
 #pragma unroll
     for (uint i = 0; i < CLA_OWN_KEYS; ++i) {
       const uint key = lid + i * CLA_WG_SIZE;
       if (key < CLA_BLOCK_KV) key_at[stage][key] = later_at[i];
     }
-    cla_put_scales(scales[next], &ahead);
+    cla_put_scales(scales[CLA_SCALES_LATER], &ahead);
     stage = next;
   }
   cla_wait_copies();            /* of a tile past the end: zeros */

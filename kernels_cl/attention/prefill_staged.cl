@@ -76,7 +76,7 @@
 #include "attention/row_tiles.clh"
 
 #include "attention/tile_scales.clh"
-#include "tile/cache_pairs.clh"
+#include "tile/code_pairs.clh"
 
 #if CLA_BLOCK_ROWS != CLA_TILE_ROWS * CLA_WARPS || CLA_WG_SIZE % CLA_LANES != 0 || \
     CLA_BLOCK_KV % CLA_TILE_DEPTH != 0 || CLA_BLOCK_KV % CLA_TILE_COLUMNS != 0 ||  \
@@ -138,8 +138,8 @@ static inline void cla_start_stage(ClaStage* stage, const ClaHeadRows* keys,
   for (uint i = 0; i < CLA_K_LOADS; ++i) {
     const ClaUnitAt at = cla_k_load(i);
     if (CLA_KEY_UNITS % CLA_WG_SIZE != 0 && at.row >= CLA_BLOCK_KV) continue;
-    stage->k[i] =
-        cla_kv_raw_load(keys->first + cla_place_element(keys, key_at[at.row]) + 8 * at.unit);
+    stage->k[i] = cla_kv_raw_load(keys->first + cla_place_element(keys, key_at[at.row]) +
+                                  CLA_KV_ROOM(8 * at.unit));
   }
 #pragma unroll
   for (uint i = 0; i < CLA_V_LOADS; ++i) {
@@ -148,8 +148,8 @@ static inline void cla_start_stage(ClaStage* stage, const ClaHeadRows* keys,
 #pragma unroll
     for (uint p = 0; p < 2; ++p) {
       const long place = key_at[CLA_KEY_PLACE(2 * at.unit + p)];
-      stage->v[i][p] =
-          cla_kv_raw_load(values->first + cla_place_element(values, place) + 8 * at.row);
+      stage->v[i][p] = cla_kv_raw_load(values->first + cla_place_element(values, place) +
+                                       CLA_KV_ROOM(8 * at.row));
     }
   }
 }
@@ -183,19 +183,21 @@ static inline void cla_store_pair(__local uint4* v_tile, uint unit, uint pair, u
 
 /* Stores the loaded tile to local memory, V transposed. */
 static inline void cla_store_stage(const ClaStage* stage, __local uint4* k_tile,
-                                   __local uint4* v_tile) {
+                                   __local uint4* v_tile CLA_ZEROS_PARAM) {
 #pragma unroll
   for (uint i = 0; i < CLA_K_LOADS; ++i) {
     const ClaUnitAt at = cla_k_load(i);
     if (CLA_KEY_UNITS % CLA_WG_SIZE != 0 && at.row >= CLA_BLOCK_KV) continue;
-    k_tile[at.row * CLA_K_STRIDE + at.unit] = cla_kv_words(stage->k[i]);
+    k_tile[at.row * CLA_K_STRIDE + at.unit] = CLA_KV_WORDS(stage->k[i], scales[at.row]);
   }
 #pragma unroll
   for (uint i = 0; i < CLA_V_LOADS; ++i) {
     const ClaUnitAt at = cla_v_load(i);
     if (CLA_VALUE_PAIRS % CLA_WG_SIZE != 0 && at.row >= CLA_DIM_UNITS) continue;
-    cla_store_pair(v_tile, at.row, at.unit, cla_kv_words(stage->v[i][0]),
-                   cla_kv_words(stage->v[i][1]));
+    cla_store_pair(
+        v_tile, at.row, at.unit,
+        CLA_KV_WORDS(stage->v[i][0], scales[CLA_KEY_RING + CLA_KEY_PLACE(2 * at.unit)]),
+        CLA_KV_WORDS(stage->v[i][1], scales[CLA_KEY_RING + CLA_KEY_PLACE(2 * at.unit + 1)]));
   }
 }
 
@@ -453,7 +455,7 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
     const int looks_up = first % CLA_WG_SIZE == 0;
     barrier(CLK_LOCAL_MEM_FENCE); /* K and V of the last tile read -> overwritten */
     if (keys.end - tile < CLA_BLOCK_KV) cla_cut_stage(&stage, keys.end - tile);
-    cla_store_stage(&stage, k_tile, v_tile);
+    cla_store_stage(&stage, k_tile, v_tile CLA_ZEROS_OF(scales + first % CLA_KEY_RING));
     barrier(CLK_LOCAL_MEM_FENCE); /* K, V and later key_at written -> read */
     ClaStagedOperands of;
     if (CLA_B_EARLY) cla_start_keys(&of, k_tile, 0, CLA_HELD_STEPS, lane);
