@@ -22,6 +22,17 @@ std::string dtype_name(const std::string& text);
 /// What the type of a cache is called.
 inline constexpr std::array<std::string_view, 7> kCacheTypeNames = {
     "auto", "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"};
+/// And its format, with a scale for each token and head.
+inline constexpr std::array<std::string_view, 10> kCacheFormatNames = {"auto",
+                                                                       "f32",
+                                                                       "f16",
+                                                                       "bf16",
+                                                                       "fp8_e4m3",
+                                                                       "fp8_e5m2",
+                                                                       "int8",
+                                                                       "int8_per_token_head",
+                                                                       "fp8_per_token_head",
+                                                                       "uint4_per_token_head"};
 
 /// Rounds values to `dtype` and stores their bits, little endian; and widens them again.
 std::vector<std::byte> encode_elements(DType dtype, std::span<const double> values);

@@ -1,12 +1,12 @@
 #include "program/common/layer_options.hpp"
 
-#include "program/common/elements.hpp"
 #include "program/common/error.hpp"
 #include "program/common/options.hpp"
 
 namespace clattn::cli {
 
-void LayerOptions::add_to(CLI::App& command, std::int32_t most_block_size) {
+void LayerOptions::add_to(CLI::App& command, std::int32_t most_block_size,
+                          std::span<const std::string_view> cache_names) {
   const auto add = [&](const char* name, auto& target, const std::string& help) {
     return command.add_option(name, target, help)->group("Model");
   };
@@ -25,7 +25,7 @@ void LayerOptions::add_to(CLI::App& command, std::int32_t most_block_size) {
       ->check(one_of({"f32", "f16", "bf16"}));
   add("--kv-dtype", kv_dtype, "Type of the cache, instead of the model's (auto: as --dtype)")
       ->transform(dtype_name)
-      ->check(one_of(kCacheTypeNames));
+      ->check(one_of(cache_names));
 }
 
 BenchModel LayerOptions::layer(WhyNot* why_not) const {

@@ -243,7 +243,7 @@ void report(const DevicesArguments& arguments, bool explain) {
 void add_report_command(CLI::App& app, const char* name, const char* help, bool explain) {
   CLI::App* const command = app.add_subcommand(name, help);
   const auto arguments = std::make_shared<DevicesArguments>();
-  arguments->layer.add_to(*command, 1 << 24);
+  arguments->layer.add_to(*command, 1 << 24, kCacheFormatNames);
   add_device(*command, arguments->device, explain ? "the one that programs use" : "all devices");
   command->add_flag("--json", arguments->as_json, "Print JSON");
   command->callback([arguments, explain] { report(*arguments, explain); });

@@ -155,11 +155,12 @@ TEST(Bench, TheOptionsOfModelsAreMeasuredAndRight) {
               "model gemma num_heads=2 num_kv_heads=1 head_size=64 dtype=f16 sliding_window=30 "
               "logits_soft_cap=20 sinks=yes\n"
               "decode quick 2q1s70\nprefill quick q70 kv_cache_dtype=fp8_e4m3\n"
-              "mixed quick q20_2q1s70 kv_cache_dtype=int8_per_token_head\n");
+              "mixed quick q20_2q1s70 kv_cache_dtype=int8_per_token_head\n"
+              "decode quick 2q1s70 kv_cache_dtype=uint4_per_token_head\n");
   const ProgramResult result = run_program("bench --quick --json - --shapes " + shapes);
   EXPECT_EQ(result.code, 0) << result.standard_error;
   const json report = json::parse(result.standard_output);
-  EXPECT_EQ(report.at("rows").size(), 5U);
+  EXPECT_EQ(report.at("rows").size(), 6U);
   for (const json& row : report.at("rows")) {
     EXPECT_TRUE(row.value("correct", false)) << row;
   }

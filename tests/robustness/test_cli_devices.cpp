@@ -109,6 +109,7 @@ TEST(Cli, ExplainTakesAModel) {
            {"gpt-oss-20b", {"Layer of gpt-oss-20b: num_heads=64, ", "dtype=bf16", "sinks=[64]"}},
            {"deepseek-v3", {"Layer of deepseek-v3: num_heads=128, ", "CLATTN_MLA chosen"}},
            {"qwen3-8b --kv-dtype fp8", {"Layer of qwen3-8b: ", "kv_cache_dtype=fp8_e4m3"}},
+           {"qwen3-8b --kv-dtype uint4_per_token_head", {"kv_cache_dtype=uint4_per_token_head"}},
            {"qwen3-8b --heads 16", {"Layer of own shape: num_heads=16, num_kv_heads=8"}}}) {
     const ProgramResult result = run_program("explain --device 0:0 --model " + model);
     EXPECT_EQ(result.code, 0) << model << result.standard_error;
