@@ -110,7 +110,8 @@ void bound_flushes(const AttentionCall& call, oracle::AttentionResult& truth) {
   // Weights just below it are rounded up, and a kernel's own are off by their logits' rounding.
   constexpr double kWeight = 1.01 * kSmallest;
   const DType cache = call.config.cache_dtype();
-  const bool scaled_up = cache == DType::kFp8E4M3 || cache == DType::kInt8;
+  const bool scaled_up =
+      cache == DType::kFp8E4M3 || cache == DType::kInt8 || cache == DType::kUInt4x2;
   const std::size_t heads = to_size(call.config.num_kv_heads), given = call.scales.size() / 2;
   oracle::FlushLimits limits{.query = kSmallest, .weight = kWeight, .key = {}, .value = {}};
   for (std::size_t head = 0; head < heads; ++head) {

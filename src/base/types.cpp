@@ -156,7 +156,7 @@ std::optional<CacheFormat> parse_kv_cache_dtype(std::string_view name) {
   detail::throw_invalid_if(
       !found && name.starts_with("fp8"),
       "Unrecognized FP8 dtype: {}, legal: fp8, fp8_e4m3, fp8_e5m2, fp8_per_token_head", name);
-  if (!found)
+  if (!found || !why_not(CacheFormat(*found)).empty())
     detail::throw_invalid("kv_cache_dtype: '{}' is not one of auto, {}, {}", name,
                           names_of(kWholeTypes), names_of(kPresets));
   return found;

@@ -111,9 +111,10 @@ void check(const KVCacheSpec& spec) {
   require_positive(spec.head_size, "head_size");
   throw_invalid_if(spec.head_size_v < 0, "KVCacheSpec: head_size_v is {}, legal: >= 0",
                    spec.head_size_v);
-  throw_invalid_if(spec.kv_quant_mode == KVQuantMode::kPerTokenHead && !is_quantized(spec.dtype),
-                   "KVCacheSpec: dtype is {}, legal: an 8-bit type (kv_quant_mode kPerTokenHead)",
-                   to_string(spec.dtype));
+  throw_invalid_if(
+      spec.kv_quant_mode == KVQuantMode::kPerTokenHead && !is_quantized(spec.dtype),
+      "KVCacheSpec: dtype is {}, legal: a type of a byte (kv_quant_mode kPerTokenHead)",
+      to_string(spec.dtype));
   const std::int32_t codes = codes_per_element(spec.dtype);
   throw_invalid_if(codes > 1 && spec.kv_quant_mode != KVQuantMode::kPerTokenHead,
                    "KVCacheSpec: kv_quant_mode is kNone, legal with dtype {}: kPerTokenHead",

@@ -38,6 +38,8 @@ struct Piece {
   std::size_t pair = 0;
 };
 
+constexpr std::string_view kRowScales = "scales of tokens and heads";
+
 struct DescribeCache {
   SwapEnd operator()(const KVCache& cache) const {
     return DeviceCache{detail::planes_of(cache),
@@ -48,7 +50,7 @@ struct DescribeCache {
                          {"head_size_v", cache.value_size()},
                          {"token_stride", cache.block_size == 1 ? 0 : cache.token_stride},
                          {"head_stride", cache.num_kv_heads == 1 ? 0 : cache.head_stride},
-                         {"scales of tokens and heads", cache.row_scales ? 1 : 0}}}};
+                         {kRowScales, cache.row_scales ? 1 : 0}}}};
   }
   SwapEnd operator()(const MLACache& cache) const {
     return DeviceCache{detail::planes_of(cache),
@@ -224,6 +226,8 @@ void capture_swap(cl_command_queue queue, const Side& read, const Side& written,
   const bool from_host = read.planes.front().host != nullptr;
   const bool to_host = written.planes.front().host != nullptr;
   const auto& traits = cache.traits;
+  detail::throw_unsupported_if(traits.back().value != 0 && traits.back().name == kRowScales,
+                               "capture: a cache with {}, supported: without", kRowScales);
   detail::CapturedSwap call{.queue = queue,
                             .direction = from_host ? "host_to_device"
                                          : to_host ? "device_to_host"

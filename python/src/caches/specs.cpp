@@ -173,7 +173,7 @@ void bind_specs(nb::module_& module) {
       "None for \"auto\".");
   module.def(
       "is_quantized", [](nb::handle dtype) { return is_quantized(parse_dtype(name_of(dtype))); },
-      "dtype"_a, "Whether it is a cache type of 8 bits.");
+      "dtype"_a, "Whether it is a type of caches alone, of 8 or 4 bits.");
 }
 
 }  // namespace clattn::python

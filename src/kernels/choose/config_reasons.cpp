@@ -101,10 +101,13 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
                            std::vector<std::string>& reasons) {
   append_config_reasons(config, reasons);
   append_row_scale_reasons(config, reasons);
-  append_if(reasons, config.contiguous_kv() && config.cache_format() != CacheFormat(config.dtype),
-            "kv_cache_dtype {} with attn_type {} not supported: there is no cache, keys and values "
-            "have the dtype ({})",
-            to_string(config.cache_format()), to_string(config.attn_type), to_string(config.dtype));
+  if (why_not(config.cache_format()).empty()) {  // else it has no name
+    append_if(reasons, config.contiguous_kv() && config.cache_format() != CacheFormat(config.dtype),
+              "kv_cache_dtype {} with attn_type {} not supported: there is no cache, keys and "
+              "values have the dtype ({})",
+              to_string(config.cache_format()), to_string(config.attn_type),
+              to_string(config.dtype));
+  }
   append_if(reasons, config.use_mla, "MLA not supported");
   append_value_size_reasons(config, reasons);
   if (capabilities == nullptr) return;

@@ -164,8 +164,8 @@ void check_kv_shape(const Cache& cache, const KernelShape& shape) {
 
 void require_whole_bytes(DType dtype) {
   throw_unsupported_if(codes_per_element(dtype) > 1,
-                       "kv_cache: dtype is {}, supported with row_scales: in other caches, types "
-                       "of whole bytes",
+                       "kv_cache: dtype is {}, supported in pages with a scale for each token and "
+                       "head; here: types of whole bytes",
                        to_string(dtype));
 }
 

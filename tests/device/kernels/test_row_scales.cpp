@@ -118,6 +118,23 @@ TEST(RowScales, SplitsPaddedPagesAndLargeLogits) {
   });
 }
 
+/// More tasks than a device computes at once, so that groups take several, and heads whose queries
+/// come while the task before them is multiplied.
+TEST(RowScales, MoreTasksThanGroups) {
+  for_each_family([](const auto& context, KernelFamily family) {
+    for (const std::int32_t head_size : {64, 128}) {
+      CaseSpec spec = row_case(DType::kInt8);
+      spec.config.kernel_family = family;
+      spec.config.head_size = head_size;
+      spec.config.num_heads = spec.config.num_kv_heads = 8;
+      spec.requests.clear();
+      for (std::uint32_t r = 0; r < 40; ++r)
+        spec.requests.push_back({65 + static_cast<std::int32_t>(r % 7), 20, r});
+      expect_right(context, spec);
+    }
+  });
+}
+
 /// A kernel that cannot is passed over, by a reason that names the format.
 TEST(RowScales, KernelsWithoutThemSayWhy) {
   clattn::AttentionConfig config = attention_test::small_config();

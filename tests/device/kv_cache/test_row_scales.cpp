@@ -222,9 +222,10 @@ TEST(RowScaleWrite, EdgesOfNumbers) {
     for (const auto& edge : edges)
       for (const DType dtype : {DType::kF32, DType::kF16})
         expect_writes(context, shape, dtype, special(edge, shape), {5});
-    // The last but one: 15 times a scale whose mantissa is all ones.
-    for (const double size : {3e38, 1e30, 1e-30, 1e-38, 15 * (2 - 0x1p-23), 1e-40})
+    for (const double size : {3e38, 1e30, 1e-30, 1e-38, 1e-40})
       expect_writes(context, shape, DType::kF32, special({size, size / 3, -size / 7}, shape), {5});
+    // A 15th of it in f32 has a mantissa of ones alone.
+    expect_writes(context, shape, DType::kF32, special({30 - 0x1p-19, 10, 0}, shape), {5});
   });
 }
 
@@ -455,8 +456,8 @@ TEST(RowScaleCaches, FourBitsAreRefusedWithoutScalesOfRows) {
                                     1);
   };
   const std::string wanted =
-      "kv_cache: dtype is uint4x2, supported with row_scales: in other caches, types of whole "
-      "bytes";
+      "kv_cache: dtype is uint4x2, supported in pages with a scale for each token and head; here: "
+      "types of whole bytes";
   EXPECT_EQ(error_text(write, ErrorCode::kUnsupported), wanted);
   clattn::MLACache latent{.buffer = some,
                           .dtype = DType::kUInt4x2,
@@ -476,6 +477,13 @@ TEST(RowScaleCaches, FourBitsAreRefusedWithoutScalesOfRows) {
                                "kv_cache_dtype uint4x2 not supported by MLA: types of "
                                "whole bytes are"),
             1);
+  // A format without a name is a reason, too, and no error.
+  const auto& backend = *clattn::list_attn_backends().front();
+  const auto of_layer =
+      backend.validate_configuration({.kv_cache_dtype = DType::kUInt4x2}, nullptr);
+  EXPECT_TRUE(std::ranges::any_of(of_layer, [](const std::string& reason) {
+    return reason.find("codes of 4 bits have scales in their pages alone") != std::string::npos;
+  }));
   clattn::PackedKVCache packed{.key = some.handle(),
                                .value = some.handle(),
                                .dtype = DType::kUInt4x2,

@@ -73,9 +73,13 @@ TEST(Types, M2_OtherSpellingsOfElementTypes) {
   EXPECT_EQ(parse_kv_cache_dtype("auto"), std::nullopt);
   for (const char* name : {"", "torch.", "torch.torch.half", "double", "auto"})
     EXPECT_EQ(find_dtype(name), std::nullopt) << name;
-  EXPECT_EQ(error_text([] { parse_kv_cache_dtype("fp4"); }, ErrorCode::kInvalidArgument),
-            "kv_cache_dtype: 'fp4' is not one of auto, f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8, "
-            "int8_per_token_head, fp8_per_token_head, uint4_per_token_head");
+  // uint4x2 is no format without scales in its pages.
+  for (const std::string name : {"fp4", "uint4x2"}) {
+    EXPECT_EQ(error_text([&] { parse_kv_cache_dtype(name); }, ErrorCode::kInvalidArgument),
+              "kv_cache_dtype: '" + name +
+                  "' is not one of auto, f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8, "
+                  "int8_per_token_head, fp8_per_token_head, uint4_per_token_head");
+  }
 }
 
 /// Formats have names, and what no kernel reads is refused by field, value and reason.

@@ -122,7 +122,7 @@ TEST(KVCacheSpec, A7_WidthsScalesAndPadding) {
   KVCacheSpec quantized = spec(KVCacheKind::kFull);
   quantized.kv_quant_mode = clattn::KVQuantMode::kPerTokenHead;
   expect_error([&] { (void)quantized.page_size_bytes(); },
-               "dtype is bf16, legal: an 8-bit type (kv_quant_mode kPerTokenHead)");
+               "dtype is bf16, legal: a type of a byte (kv_quant_mode kPerTokenHead)");
   for (const auto dtype :
        {clattn::DType::kInt8, clattn::DType::kFp8E4M3, clattn::DType::kFp8E5M2}) {
     quantized.dtype = dtype;
