@@ -134,17 +134,30 @@ class Head {
   double product_ = 0, single_ = 0;
 };
 
+/// A number that its type cannot hold is infinite. Where what it may be off by decides, any is
+/// right.
+void mark_overflow(Element state, std::size_t at, JudgedTensor& states) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const double allowed = kStateSigmas * states.sigma[at] + states.floor[at];
+  const double magnitude = std::abs(states.exact[at]);
+  if (!std::isinf(round_to(state, magnitude + allowed))) return;
+  if (std::isinf(round_to(state, std::max(magnitude - allowed, 0.0))))
+    states.exact[at] = std::copysign(kInfinity, states.exact[at]);
+  else
+    states.floor[at] = kInfinity;
+}
+
 /// Stores a row of a state to a page and what it may be off by.
 void store(const StateRow& row, const RecurrentRounding& rounding, std::int64_t begin,
            JudgedTensor& states) {
   for (std::size_t i = 0; i < row.s.size(); ++i) {
     const std::size_t to = at(begin) + i;
     const double stored = half_ulp(rounding.state, row.s[i]);
-    const double kept = round_to(rounding.state, row.s[i]);
-    states.exact[to] = std::isinf(kept) ? kept : row.s[i];
+    states.exact[to] = row.s[i];
     states.sigma[to] = std::sqrt(row.var[row.var.size() == 1 ? 0 : i] + square(stored) / 3);
     states.floor[to] = 8 * kU32 * std::abs(row.s[i]) + rounding.products * row.largest_term +
                        half_ulp(rounding.state, 0);
+    mark_overflow(rounding.state, to, states);
   }
 }
 
@@ -247,6 +260,7 @@ Verdict judge(const JudgedTensor& tensor, const std::vector<double>& values, dou
     const double exact = tensor.exact[i], value = values[i];
     if (value == exact || (std::isnan(value) && std::isnan(exact))) continue;
     const double allowed = sigmas * tensor.sigma[i] + tensor.floor[i];
+    if (std::isinf(allowed) && !std::isnan(value)) continue;
     double share = std::abs(value - exact) / allowed;
     if (!(share < std::numeric_limits<double>::infinity()))  // NaN, too
       share = std::numeric_limits<double>::infinity();

@@ -55,7 +55,7 @@ struct RecurrentRounding {
 };
 
 /// A tensor, its truth and what a result may be off by: the standard deviation of its rounding
-/// errors, and a floor below which an error proves nothing.
+/// errors, and a floor below which an error proves nothing: infinite where any number is right.
 struct JudgedTensor {
   std::vector<double> exact, sigma, floor;
 };
