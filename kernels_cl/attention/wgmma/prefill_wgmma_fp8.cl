@@ -66,7 +66,8 @@ CLA_KERNEL clattn_prefill_wgmma_fp8(CLA_PARAMS) {
       {k_tiles + CLA_STAGES * CLA_KEY_TILE_UNITS, full_k + CLA_STAGES, empty_k + CLA_STAGES},
       tasks,
       left_out,
-      maps_made};
+      maps_made,
+      0};
   const ClaOptions opt = CLA_OPTION_VALUES;
   __global int* const tensor_maps = workspace + call.tensor_maps_at; /* by the launch for itself */
   const ClaThread self = cla_thread();
