@@ -134,8 +134,8 @@ class Head {
   double product_ = 0, single_ = 0;
 };
 
-/// A number that its type cannot hold is infinite. Where what it may be off by decides, any is
-/// right.
+/// A state that its type cannot hold is stored as infinity. Where the allowed error decides whether
+/// that happens, any number is right.
 void mark_overflow(Element state, std::size_t at, JudgedTensor& states) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const double allowed = kStateSigmas * states.sigma[at] + states.floor[at];
