@@ -17,7 +17,8 @@
    (core/last_arrival.clh).
 
    With CLA_ROW_SCALES a lane loads the two scales of the key that it looks up, a step ahead like K,
-   and lanes exchange them before they multiply S and P (attention/row_scales.clh).
+   and lanes exchange them before they multiply S and P (attention/row_scales.clh). The scale of
+   codes of 4 bits holds their zero, which lanes subtract when they make numbers of them.
 
    With CLA_FEW_REGISTERS no step loads for the next one: K is loaded right before its products, V
    before the softmax. CLA_SHARERS warps then share their keys; each has one tile of the rows and
@@ -61,8 +62,10 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   const int last = keys.end - 1;
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
   const long head_at = (long)task.kv_head * call.head_stride;
-  __global const CLA_KV_T* k_lane = k_cache + call.k_offset + head_at + 8 * cla_k_unit(lane);
-  __global const CLA_KV_T* v_lane = CLA_VALUES + head_at + 8 * cla_first_v_unit(first_unit, lane);
+  __global const CLA_KV_T* k_lane =
+      k_cache + call.k_offset + head_at + CLA_KV_ROOM(8 * cla_k_unit(lane));
+  __global const CLA_KV_T* v_lane =
+      CLA_VALUES + head_at + CLA_KV_ROOM(8 * cla_first_v_unit(first_unit, lane));
   const ClaValues values = {&task.item, pages, v_lane, call.block_stride, call.token_stride};
   int first = keys.begin - keys.begin % CLA_BLOCK_KV + (int)cla_warp_keys(warp) * CLA_BLOCK_KV;
   int page = 0;                  /* of the lane's key in the next step to be loaded */
@@ -101,11 +104,13 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
     const long at = cla_key_row(&task.item, page, (uint)own, call.block_stride, call.token_stride);
     const float2 scales = cla_own_scales(&opt, &task, page, own);
     cla_multiply_qk(scores, k_lane + at,
-                    queries + first_row / CLA_TILE_ROWS * CLA_K_UNITS * CLA_LANES, lane);
+                    queries + first_row / CLA_TILE_ROWS * CLA_K_UNITS * CLA_LANES,
+                    lane CLA_STORED(scales.x));
     page = cla_page_of(pages, (uint)cla_own_position(next, keys, lane));
     ClaKvRaw v_raw[CLA_V_LOADS];
     cla_load_v(v_raw, v_lane, at, first_unit, lane);
 #else
+    cla_set_k_zeros(k_raw, own_scales, lane);
     cla_multiply_qk(scores, k_raw, queries, lane);
     const float2 scales = own_scales;
     const int own = cla_own_position(next, keys, lane);
@@ -119,6 +124,7 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
     cla_scale_keys(scores, scales.x, lane);
     cla_to_probabilities(scores, acc, state, rows, &opt, scale, first, masked, lane);
     cla_scale_values(scores, acc, &level, scales.y, lane);
+    cla_set_v_zeros(v_raw, scales, lane);
     cla_decode_add_values(acc, scores, v_raw, rows, &values, masked,
                           cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)),
                           lane);

@@ -100,6 +100,7 @@ constexpr std::array kWarpgroupShapes = {
     ShapeRow{64, 16, DType::kF16, DType::kF16},
     ShapeRow{256, 16, DType::kBF16, DType::kBF16},
     ShapeRow{128, 5, DType::kF16, DType::kF16, kAllOptions},
+    ShapeRow{128, 16, DType::kBF16, DType::kUInt4x2, {}, 0, 0, true},
 };
 
 /// What products of e4m3 take, beside that with all options.
