@@ -87,6 +87,8 @@ class Recorder {
   void require(const std::shared_ptr<const PreparedStep>& step);
   /// Replays need no more work-groups of the last launch than `groups_each` of `num_used` entries.
   void limit_last(const std::atomic<std::int32_t>& num_used, std::size_t groups_each);
+  /// Memory that launches of one call leave to each other, shared by all that is recorded.
+  Buffer& memory() noexcept { return memory_; }
   /// Ends recording.
   std::unique_ptr<Recording> finish(ReplayMode mode);
 
@@ -94,6 +96,7 @@ class Recorder {
   cl_command_queue queue_;
   std::vector<Recording::Launch> launches_;
   std::vector<Recording::Requirement> requirements_;
+  Buffer memory_;
 };
 
 /// Throws kUnsupported naming `what` if this thread records the queue: for work that cannot be

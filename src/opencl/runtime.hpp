@@ -23,6 +23,7 @@
 #include "opencl/driver.hpp"
 #include "opencl/program/program_cache.hpp"
 #include "opencl/program/source.hpp"
+#include "opencl/queue_memory.hpp"
 
 namespace clattn::detail {
 
@@ -225,6 +226,8 @@ class Runtime {
   Buffer share(std::span<std::byte> memory) const;
   /// Where single calls upload their host arrays.
   CallMemory& call_memory() const noexcept { return call_memory_; }
+  /// What the launches of a call leave to each other.
+  QueueMemory& queue_memory() const noexcept { return queue_memory_; }
   Queue create_queue(QueueProfiling profiling) const {
     return detail::create_queue(context_.get(), device_, profiling);
   }
@@ -263,6 +266,7 @@ class Runtime {
   OnceMap<std::shared_ptr<KernelPool>> pools_;
   OnceMap<std::weak_ptr<void>> shared_objects_;
   mutable CallMemory call_memory_{*this};
+  mutable QueueMemory queue_memory_{*this};
   mutable std::mutex failures_mutex_;
   std::map<std::string, std::string> failures_;
   std::atomic<std::uint64_t> from_source_{0};
