@@ -32,12 +32,12 @@ typedef struct ClaDeltaRule {
   CLA_LONG state_stride; /* from page to page */
   float scale;
   float lower_bound;
-  float dt_min;
-  float dt_max;
+  float dt_min, dt_max;
   int num_v_heads;
-  int heads_per_key; /* value heads of a key head */
-  int min_tokens;    /* requests with fewer or more tokens are left to another launch, */
-  int max_tokens;    /* which also takes those with drafts if this is the one of chunks */
+  int heads_per_key;         /* value heads of a key head */
+  int min_tokens;            /* requests with fewer or more tokens are left to another launch, */
+  int max_tokens;            /* which also takes those with drafts if this is the one of chunks */
+  int first_head, num_heads; /* value heads of a launch on matrix units */
 } ClaDeltaRule;
 
 typedef struct ClaCausalConv {

@@ -74,38 +74,50 @@ std::int64_t chunk_bytes(const DeltaRuleCall& rule, std::int64_t chunk, std::int
   return (rule.head_k_dim * rows + chunk * rows + keys + 2 * chunk * chunk + small * chunk) * 4;
 }
 
-OpKernel tile_kernel(const Context& context, const RuleTile& tile, const std::string& options) {
+/// The two kernels of chunks on a matrix unit: what does not need the state of all chunks at once,
+/// then what does, from chunk to chunk.
+struct MatrixKernels {
+  RuleTile tile;
+  OpKernel pairs;
+  OpKernel chunks;
+};
+
+OpKernel tile_kernel(const Context& context, const RuleTile& tile, std::string_view name,
+                     std::int32_t group_size, const std::string& options) {
   const DeviceCapabilities& device = context.capabilities();
   const Unit& unit = unit_of(tile.unit);
   // As for attention's kernels on such units: on CPUs they only serve comparison.
   const bool slow = device.kind == DeviceKind::kCpu;
-  return {context.runtime().kernel(
-              {"recurrent/delta_rule_mma.cl", "clattn_delta_rule_mma",
-               fmt::format("-DCLA_WG_SIZE={} {} {} -DCLA_CHUNK={} -DCLA_ROWS={}{}", tile.group_size,
-                           unit_options(unit, device), options, tile.chunk, tile.rows(),
-                           slow ? " -cl-opt-disable" : ""),
-               std::string(unit.header)}),
-          to_size(tile.group_size)};
+  return {context.runtime().kernel({fmt::format("recurrent/{}.cl", name),
+                                    fmt::format("clattn_{}", name),
+                                    fmt::format("-DCLA_WG_SIZE={} {} {} -DCLA_CHUNK={}{}",
+                                                group_size, unit_options(unit, device), options,
+                                                tile.chunk, slow ? " -cl-opt-disable" : ""),
+                                    std::string(unit.header)}),
+          to_size(group_size)};
 }
 
-/// Whether a driver can run a tile that it built, without spilling more than costs little.
-bool suits(const RuleTile& tile, const KernelPool& pool, const DeviceCapabilities& device) {
+/// Whether a driver can run a kernel that it built, without spilling more than costs little.
+bool suits(const RuleTile& tile, const OpKernel& kernel, const DeviceCapabilities& device) {
   if (device.kind == DeviceKind::kCpu) return true;  // reports fixed numbers
   const bool matrix = unit_of(tile.unit).family == KernelFamily::kGpuMatrix;
+  const KernelPool& pool = *kernel.pool;
   return pool.private_mem_bytes() <= (matrix ? 0 : kCheapSpillBytes) &&
          pool.local_mem_bytes() <= device.static_local_mem_bytes &&
-         pool.work_group_size() >= to_size(tile.group_size);
+         pool.work_group_size() >= kernel.group_size;
 }
 
 /// None where no matrix unit takes the rule, or the driver takes none of its kernels.
-std::optional<HeadKernel> matrix_kernel(const Context& context, const DeltaRuleCall& rule,
-                                        const std::string& options) {
+std::optional<MatrixKernels> matrix_kernels(const Context& context, const DeltaRuleCall& rule,
+                                            const std::string& options, std::int64_t num_prompts) {
   const DeviceCapabilities& device = context.capabilities();
-  for (const RuleTile& tile : rule_tiles(device, rule)) {
+  for (const RuleTile& tile : rule_tiles(device, rule, num_prompts)) {
     try {
-      OpKernel kernel = tile_kernel(context, tile, options);
-      if (!suits(tile, *kernel.pool, device)) continue;
-      return HeadKernel{std::move(kernel), rule.head_v_dim / tile.rows()};
+      MatrixKernels kernels{tile,
+                            tile_kernel(context, tile, "delta_rule_pairs", kPairItems, options),
+                            tile_kernel(context, tile, "delta_rule_mma", tile.group_size,
+                                        fmt::format("{} -DCLA_ROWS={}", options, tile.rows()))};
+      if (suits(tile, kernels.pairs, device) && suits(tile, kernels.chunks, device)) return kernels;
     } catch (const Error& error) {
       if (!is_build_refusal(error)) throw;
       context.runtime().note_build_failure("delta_rule_mma", error.what());
@@ -149,12 +161,56 @@ void enqueue_rule(const RecurrentCall& call, const DeltaRuleCall& rule, const He
                 kernel.kernel.group_size, event);
 }
 
+/// How many prompts of the step are as long as its longest, if its tokens are theirs.
+std::int64_t prompts_of(const RecurrentMetadata& metadata) {
+  const std::int64_t longest = std::min(metadata.max_query_len, metadata.num_tokens);
+  return std::clamp<std::int64_t>(ceil_div(metadata.num_tokens, std::max<std::int64_t>(longest, 1)),
+                                  1, metadata.num_reqs);
+}
+
+/// Chunks on matrix units, for as many value heads at once as matrices have room for in memory that
+/// stays within bounds.
+void enqueue_matrices(const RecurrentCall& call, DeltaRuleCall& rule, const MatrixKernels& kernels,
+                      const StateView& states) {
+  QueueMemory& of_queue = call.context.runtime().queue_memory();
+  const auto most_bytes = static_cast<std::int64_t>(of_queue.most_bytes());
+  ClaDeltaRule& terms = rule.terms;
+  const std::int64_t chunks = made_chunks(kernels.tile, call.metadata, terms.min_tokens);
+  const std::int64_t head_bytes = checked_mul(chunks, made_bytes(kernels.tile), call.name);
+  const std::int64_t all = rule.num_v_heads;
+  const std::int64_t turns =
+      ceil_div(all, std::clamp<std::int64_t>(most_bytes / head_bytes, 1, all));
+  const std::int64_t heads = ceil_div(all, turns);
+  const QueueMemory::Lease memory =
+      of_queue.reserve(call.queue, to_size(checked_mul(heads, head_bytes, call.name)));
+  const std::size_t splits = to_size(rule.head_v_dim / kernels.tile.rows());
+  for (std::int64_t first = 0; first < all; first += heads) {
+    terms.first_head = static_cast<cl_int>(first);
+    terms.num_heads = static_cast<cl_int>(std::min(heads, all - first));
+    const std::size_t of_launch = to_size(terms.num_heads);
+    KernelLease pairs = kernels.pairs.pool->acquire();
+    pairs.arg(terms);
+    bind_lists(pairs, call.metadata);
+    pairs.args(rule.query, rule.key, rule.decay, rule.beta, rule.a_log, rule.dt_bias,
+               memory.buffer());
+    pairs.enqueue(call.queue, checked_mul(to_size(chunks), of_launch, call.name),
+                  kernels.pairs.group_size);
+    KernelLease tiles = kernels.chunks.pool->acquire();
+    tiles.arg(terms);
+    bind_lists(tiles, call.metadata);
+    tiles.args(rule.query, rule.key, rule.value, rule.out, states.buffer, memory.buffer());
+    const std::size_t groups = checked_mul(of_launch, splits, call.name);
+    tiles.enqueue(call.queue, checked_mul(to_size(call.metadata.num_reqs), groups, call.name),
+                  kernels.chunks.group_size);
+  }
+}
+
 }  // namespace
 
 bool rounds_in_chunks(const Context& context, const DeltaRuleCall& rule) {
   const DeviceCapabilities& device = context.capabilities();
   const std::string vectors = vectors_of(device, recurrent_vector(device), {}, rule.by_channel);
-  return matrix_kernel(context, rule, shared_options(rule, DType::kF32, vectors)).has_value();
+  return matrix_kernels(context, rule, shared_options(rule, DType::kF32, vectors), 1).has_value();
 }
 
 void check_heads(const RecurrentCall& call, const DeltaRuleCall& rule) {
@@ -189,24 +245,24 @@ void run_delta_rule(const RecurrentCall& call, DeltaRuleCall& rule, const StateV
   const std::string options =
       shared_options(rule, states.tensor.dtype,
                      vectors_of(call.context.capabilities(), vector, terms, rule.by_channel));
+  std::optional<MatrixKernels> matrices;
   std::optional<HeadKernel> chunks;
   if (rule.in_chunks && call.metadata.max_query_len >= kChunkTokens) {
-    chunks = matrix_kernel(call.context, rule, options);
+    matrices = matrix_kernels(call.context, rule, options, prompts_of(call.metadata));
     throw_unsupported_if(
-        !chunks && on_units_alone(rule.kernel_family),
+        !matrices && on_units_alone(rule.kernel_family),
         "{}: kernel_family is {}, which takes bf16 with a decay for each head, the "
         "delta rule, query and key at multiples of 16 bytes; legal here: auto, gpu",
         call.name, to_string(rule.kernel_family));
-    if (!chunks) chunks = chunk_kernel(call.context, rule, options, vector);
+    if (!matrices) chunks = chunk_kernel(call.context, rule, options, vector);
   }
   const HeadKernel loop = loop_kernel(call.context, rule, options, vector);
-  if (chunks) {
-    terms.min_tokens = kChunkTokens;
-    terms.max_tokens = INT32_MAX;
-    enqueue_rule(call, rule, *chunks, states, nullptr);
-  }
+  terms.min_tokens = kChunkTokens;
+  terms.max_tokens = INT32_MAX;
+  if (matrices) enqueue_matrices(call, rule, *matrices, states);
+  if (chunks) enqueue_rule(call, rule, *chunks, states, nullptr);
   terms.min_tokens = 0;
-  terms.max_tokens = chunks ? kChunkTokens - 1 : INT32_MAX;
+  terms.max_tokens = matrices || chunks ? kChunkTokens - 1 : INT32_MAX;
   enqueue_rule(call, rule, loop, states, event);
 }
 

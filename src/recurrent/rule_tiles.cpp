@@ -12,19 +12,22 @@ namespace clattn::detail {
 
 namespace {
 
-// Best first. A device has one of the matrix units. Smaller groups are for values with fewer
-// elements than a larger group has rows, or with a number that those rows do not divide.
+// Chunks best first, of each the smallest groups first. A device has one of the matrix units. The
+// last ones of a unit are for values whose number of elements others do not divide.
 constexpr auto kTiles = std::to_array<RuleTile>({
+    {UnitId::sm80, 64, 64, 128},
     {UnitId::sm80, 64, 128, 128},
-    {UnitId::sm80, 32, 128, 256},
+    {UnitId::sm80, 64, 256, 128},
     {UnitId::sm80, 32, 64, 256},
-    {UnitId::sm80, 32, 32, 256},
-    {UnitId::mfma, 32, 256, 256},
-    {UnitId::mfma, 32, 128, 256},
+    {UnitId::sm80, 32, 128, 256},
+    {UnitId::sm80, 32, 256, 256},
+    {UnitId::sm80, 16, 32, 256},
     {UnitId::mfma, 32, 64, 256},
-    {UnitId::wmma, 32, 128, 256},
+    {UnitId::mfma, 32, 128, 256},
+    {UnitId::mfma, 32, 256, 256},
     {UnitId::wmma, 32, 64, 256},
-    {UnitId::wmma, 32, 32, 256},
+    {UnitId::wmma, 32, 128, 256},
+    {UnitId::wmma, 16, 32, 256},
     {UnitId::dpas16, 32, 64, 128},
     {UnitId::dpas16, 16, 64, 128},
     {UnitId::dpas16, 16, 16, 128},
@@ -32,20 +35,42 @@ constexpr auto kTiles = std::to_array<RuleTile>({
     {UnitId::dpas8, 16, 16, 128},
 });
 
-/// Local memory of a tile, bytes; the kernel takes no more.
-std::int64_t tile_bytes(const RuleTile& tile, std::int64_t k_dim) {
+/// Tokens that are solved at once.
+std::int64_t block_of(const RuleTile& tile) {
+  return std::max(unit_of(tile.unit).traits.tile_rows, 16);
+}
+
+/// Units of 16 bytes of a tile in local memory, at most.
+std::int64_t tile_units(std::int64_t rows, std::int64_t elements) {
+  return rows * (elements / 8 + elements / 128 + 1);
+}
+
+/// Local memory of delta_rule_pairs.cl, bytes; it takes no more.
+std::int64_t pair_bytes(const RuleTile& tile, std::int64_t k_dim) {
   const UnitTraits& unit = unit_of(tile.unit).traits;
-  const std::int64_t block = std::max(unit.tile_rows, 16), chunk = tile.chunk;
-  const auto units = [](std::int64_t rows, std::int64_t elements) {
-    return rows * (elements / 8 + elements / 128 + 1);
-  };
-  // Keys and queries; units other than those of PTX have keys in two forms.
+  const std::int64_t block = block_of(tile), chunk = tile.chunk;
+  // Units other than those of PTX may have keys in two forms.
   const std::int64_t keys =
-      2 * units(chunk, k_dim) + (unit.ptx ? 0 : std::max(units(chunk, k_dim), units(k_dim, chunk)));
+      2 * tile_units(chunk, std::max(k_dim, chunk)) + (unit.ptx ? 0 : tile_units(chunk, k_dim));
   const std::int64_t matrices =
-      (chunk > block ? 3 : 1) * units(chunk, chunk) + 2 * units(chunk, block);
-  const std::int64_t sums = std::max<std::int64_t>(tile.group_size, 2 * chunk);
-  return 16 * (keys + matrices) + 4 * (2 * chunk * block + sums + 9 * chunk + 1);
+      (chunk > block ? 3 : 1) * tile_units(chunk, chunk) + 2 * tile_units(chunk, block);
+  const std::int64_t sums = std::max<std::int64_t>(kPairItems, 2 * chunk);
+  return 16 * (keys + matrices) + 4 * (2 * chunk * block + sums + 6 * chunk + 1);
+}
+
+/// Local memory of delta_rule_mma.cl, likewise.
+std::int64_t chunk_bytes(const RuleTile& tile, std::int64_t k_dim) {
+  const UnitTraits& unit = unit_of(tile.unit).traits;
+  const std::int64_t chunk = tile.chunk, keys = tile_units(chunk, k_dim);
+  const std::int64_t others = 3 * tile_units(chunk, chunk) + chunk;
+  if (unit.ptx) return 2 * 16 * (2 * keys + others);
+  // Keys in two forms: those of units that copy come to two stages, those that do not transpose.
+  const bool copies = unit.by_sub_groups;
+  return 16 * (copies ? 2 * (3 * keys + others) : 2 * keys + tile_units(k_dim, chunk) + others);
+}
+
+std::int64_t local_bytes(const RuleTile& tile, std::int64_t k_dim) {
+  return std::max(pair_bytes(tile, k_dim), chunk_bytes(tile, k_dim));
 }
 
 bool takes(const DeltaRuleCall& rule) {
@@ -60,8 +85,17 @@ bool fits(const RuleTile& tile, const DeltaRuleCall& rule, const DeviceCapabilit
          serves_family(rule.kernel_family, unit.family, device) && !unmet_need(unit, device) &&
          rule.head_k_dim <= tile.most_k && rule.head_v_dim % tile.rows() == 0 &&
          rule.head_k_dim % std::max(unit.traits.tile_rows, 16) == 0 &&
-         std::cmp_less_equal(tile.group_size, device.max_work_group_size) &&
-         std::cmp_less_equal(tile_bytes(tile, rule.head_k_dim), device.static_local_mem_bytes);
+         std::cmp_less_equal(std::max(tile.group_size, kPairItems), device.max_work_group_size) &&
+         std::cmp_less_equal(local_bytes(tile, rule.head_k_dim), device.static_local_mem_bytes);
+}
+
+/// Whether the groups of so many prompts all run at once.
+bool at_once(const RuleTile& tile, const DeltaRuleCall& rule, const DeviceCapabilities& device,
+             std::int64_t num_prompts) {
+  const std::int64_t groups = num_prompts * rule.num_v_heads * (rule.head_v_dim / tile.rows());
+  const auto resident =
+      static_cast<std::int64_t>(device.static_local_mem_bytes) / chunk_bytes(tile, rule.head_k_dim);
+  return groups <= std::max<std::int64_t>(resident, 1) * device.compute_units;
 }
 
 }  // namespace
@@ -71,12 +105,33 @@ std::int32_t RuleTile::rows() const {
   return group_size / of.lanes * of.tile_rows;
 }
 
-std::vector<RuleTile> rule_tiles(const DeviceCapabilities& device, const DeltaRuleCall& rule) {
+// A prompt's groups go from chunk to chunk, so that its time is that of a chunk. Small groups share
+// local memory with fewer warps, large ones load keys and matrices for more rows. So groups are as
+// small as lets all run at once, else as large as there are.
+std::vector<RuleTile> rule_tiles(const DeviceCapabilities& device, const DeltaRuleCall& rule,
+                                 std::int64_t num_prompts) {
   std::vector<RuleTile> fitting;
   if (!takes(rule)) return fitting;
   std::ranges::copy_if(kTiles, std::back_inserter(fitting),
                        [&](const RuleTile& tile) { return fits(tile, rule, device); });
+  std::ranges::stable_sort(fitting, [&](const RuleTile& one, const RuleTile& other) {
+    if (one.chunk != other.chunk) return one.chunk > other.chunk;
+    const bool now = at_once(one, rule, device, num_prompts);
+    if (now != at_once(other, rule, device, num_prompts)) return now;
+    return now ? one.group_size < other.group_size : one.group_size > other.group_size;
+  });
   return fitting;
+}
+
+std::int64_t made_bytes(const RuleTile& tile) {
+  const std::int64_t chunk = tile.chunk;
+  return 16 * (3 * chunk * chunk / 8 + chunk);
+}
+
+std::int64_t made_chunks(const RuleTile& tile, const RecurrentMetadata& metadata,
+                         std::int32_t min_tokens) {
+  return metadata.num_tokens / tile.chunk + 1 +
+         std::min<std::int64_t>(metadata.num_reqs - 1, metadata.num_tokens / min_tokens);
 }
 
 }  // namespace clattn::detail

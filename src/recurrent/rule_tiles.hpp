@@ -20,7 +20,19 @@ struct RuleTile {
   std::int32_t rows() const;
 };
 
-/// The tiles that fit the device and the rule, best first.
-std::vector<RuleTile> rule_tiles(const DeviceCapabilities& device, const DeltaRuleCall& rule);
+/// Work-items that make a chunk's matrices (kernels_cl/recurrent/delta_rule_pairs.cl).
+inline constexpr std::int32_t kPairItems = 128;
+
+/// The tiles that fit the device and the rule, best first for as many prompts of about the same
+/// length.
+std::vector<RuleTile> rule_tiles(const DeviceCapabilities& device, const DeltaRuleCall& rule,
+                                 std::int64_t num_prompts);
+
+/// Bytes that the matrices of a chunk and a value head take between the kernels.
+std::int64_t made_bytes(const RuleTile& tile);
+/// Chunks that requests of at least `min_tokens` among `num_reqs` have room for, wherever they lie
+/// in the step: cla_first_chunk() of kernels_cl/recurrent/chunk_operands.clh.
+std::int64_t made_chunks(const RuleTile& tile, const RecurrentMetadata& metadata,
+                         std::int32_t min_tokens);
 
 }  // namespace clattn::detail

@@ -9,6 +9,8 @@
 #include <random>
 
 #include "device/cache_ops_support.hpp"
+#include "opencl/recorder.hpp"
+#include "opencl/runtime.hpp"
 
 namespace recurrent_test {
 
@@ -380,6 +382,17 @@ RuleTensors make_tensors(const RuleSpec& spec) {
   return made;
 }
 
+namespace {
+
+/// What the call's launches leave to each other begins as NaN.
+void poison_memory(const clattn::Context& context, const clattn::Queue& queue) {
+  constexpr std::size_t kBytes = std::size_t{4} << 20;
+  const auto lease = context.runtime().queue_memory().reserve(queue, kBytes);
+  queue.fill(lease.buffer(), 0xffffffffU, 0, lease.buffer().size_bytes());
+}
+
+}  // namespace
+
 RuleResult run_rule(const clattn::Context& context, const RuleSpec& spec) {
   const RuleTensors tensors = make_tensors(spec);
   const oracle::DeltaRuleCase& truth = tensors.truth;
@@ -416,7 +429,14 @@ RuleResult run_rule(const clattn::Context& context, const RuleSpec& spec) {
       builder.build(queue, batch_of(requests, spec.null_block_id));
   const auto call =
       spec.in_chunks ? clattn::chunk_gated_delta_rule : clattn::fused_recurrent_gated_delta_rule;
-  call(context, queue, rule, pages.view, metadata, nullptr);
+  if (spec.in_chunks) poison_memory(context, queue);
+  if (spec.recorded) {
+    clattn::detail::Recorder recorder(queue);
+    call(context, queue, rule, pages.view, metadata, nullptr);
+    recorder.finish(clattn::ReplayMode::kLaunchList)->replay(queue, nullptr);
+  } else {
+    call(context, queue, rule, pages.view, metadata, nullptr);
+  }
 
   const oracle::DeltaRuleResult exact = oracle::delta_rule(
       truth, {element(spec.dtype), element(spec.state_dtype), unit_of_products(context, spec)});

@@ -48,6 +48,7 @@ struct RuleSpec {
   Gates gates = Gates::kGiven;
   bool by_channel = false, additive = false, l2_norm = true, dt_bias = true;
   bool in_chunks = false;
+  bool recorded = false;  ///< the call is recorded and replayed
   clattn::KernelFamily family = clattn::KernelFamily::kAuto;
   Fill fill = Fill::kRandom;
   std::int64_t before = 8;                  ///< elements of a row before its query

@@ -4,6 +4,7 @@
 #include "device/attention_case.hpp"
 #include "device/recurrent/rule_case.hpp"
 #include "kernels/choose/traits.hpp"
+#include "opencl/runtime.hpp"
 #include "support/error_text.hpp"
 
 namespace test_delta_rule {
@@ -302,6 +303,46 @@ TEST(DeltaRule, AnySplitOfAPromptIsRightByMatrixUnits) {
         part.states = before.pages;
         EXPECT_EQ(problem(run_rule(*context, part)), "");
       }
+    }
+  }
+}
+
+/// Requests whose chunks lie beside those of others in memory, and of some none; then the same with
+/// so little memory that value heads take turns.
+TEST(DeltaRule, PromptsOfUnlikeLengthsByMatrixUnits) {
+  for (const auto& context : all_contexts()) {
+    RuleSpec spec;
+    spec.dtype = DType::kBF16;
+    spec.in_chunks = true;
+    for (const std::int32_t tokens : {130, 1, 0, 64, 63, 16, 1, 15, 66, 0, 128})
+      spec.requests.push_back({.tokens = tokens, .initial = tokens % 3 != 0});
+    for (const clattn::KernelFamily family : families(*context, spec)) {
+      spec.family = family;
+      if (!rounds_products(*context, spec)) continue;
+      const auto at_once = run_rule(*context, spec);
+      EXPECT_EQ(problem(at_once), "");
+      clattn::detail::QueueMemory& memory = context->runtime().queue_memory();
+      const std::size_t most_bytes = memory.most_bytes();
+      memory.set_most_bytes(1);
+      const auto in_turns = run_rule(*context, spec);
+      memory.set_most_bytes(most_bytes);
+      EXPECT_EQ(in_turns.values, at_once.values);
+      EXPECT_EQ(problem(in_turns), "");
+    }
+  }
+}
+
+/// A recording's launches have memory of their own, whatever a call on the queue leaves behind.
+TEST(DeltaRule, ARecordedCallIsRight) {
+  for (const auto& context : all_contexts()) {
+    RuleSpec spec;
+    spec.dtype = DType::kBF16;
+    spec.in_chunks = true;
+    spec.recorded = true;
+    spec.requests = {{.tokens = 70}, {.tokens = 2}};
+    for (const clattn::KernelFamily family : families(*context, spec)) {
+      spec.family = family;
+      EXPECT_EQ(problem(run_rule(*context, spec)), "");
     }
   }
 }
