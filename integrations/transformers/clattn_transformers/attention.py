@@ -10,10 +10,10 @@ def attention(
     module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None,
     softcap=None, s_aux=None, **kwargs,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Stores the step's keys and values [batch, heads, tokens, head_size] in the cache's pages.
+    """Stores the step's keys and values [batch, heads, tokens, size] in the cache's pages.
 
-    Gives the attention of the query over the pages, [batch, tokens, heads, head_size]; rows of
-    padding are 0. Returns when that is done.
+    Gives the attention of the query over the pages, [batch, tokens, heads, size of values]; rows of
+    padding are 0. Returns when that is done. A layer that shares another one's keys is given these.
     """
     if not isinstance(key, PagedKeys):
         raise clattn.InvalidArgument(
@@ -21,11 +21,18 @@ def attention(
         )
     if query.requires_grad or dropout:
         raise clattn.Unsupported("clattn: training, legal: inference under torch.no_grad()")
+    cache, layer = key.cache, module.layer_idx
     given = {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
-    key.cache.check_layer(key.layer, given, s_aux)
-    rows = key.cache.rows(key.layer, query.shape[0], query.shape[2], attention_mask)
-    packed = [rows.pack(tensor) for tensor in (query, key.as_subclass(torch.Tensor), value)]
-    output = torch.empty_like(packed[0])
+    cache.check_layer(layer, key.layer, given, s_aux)
+    rows = cache.rows(layer, key.shape[0], key.shape[2], attention_mask)
+    tokens = query.shape[2]
+    query, key, value = (
+        rows.pack(tensor.transpose(1, 2))
+        for tensor in (rows.fill(query), key.as_subclass(torch.Tensor), value)
+    )
+    output = query.new_empty(*query.shape[:2], value.shape[2])
+    if cache.shares_keys(layer):
+        key = value = None
     with clattn.openmp_asleep():
-        key.cache.session.attend(key.layer, *packed, output)
-    return rows.unpack(output), None
+        cache.session.attend(layer, query, key, value, output)
+    return rows.unpack(output)[:, -tokens:], None

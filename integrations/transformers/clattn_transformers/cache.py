@@ -1,6 +1,5 @@
 """transformers' Cache over the pages of a clattn.Session."""
 
-import inspect
 import os
 from dataclasses import dataclass
 
@@ -8,13 +7,16 @@ import clattn
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from clattn_transformers.masks import SpanMask, spans_of
+from clattn_transformers.layers import (
+    layer_arguments,
+    layer_options,
+    layers_of,
+    sharing_targets,
+)
+from clattn_transformers.masks import StepMask, spans_of
 
 #: A prompt's token ids are unknown here, and without prefix caching nothing reads them.
 _TOKEN = 0
-#: Its prefix is a span that windows leave whole. What follows is causal, though its layers call
-#: themselves not causal.
-_PREFIX_MODEL = "paligemma"
 
 
 class PagedKeys(torch.Tensor):
@@ -32,13 +34,19 @@ class Rows:
     tokens: int
     chosen: torch.Tensor | None  # of the flattened batch; None is all
 
+    def fill(self, query: torch.Tensor) -> torch.Tensor:
+        """[batch, heads, last tokens, head_size] as of all, with zeros: in layers that share keys
+        models may compute the last tokens alone.
+        """
+        return torch.nn.functional.pad(query, (0, 0, self.tokens - query.shape[2], 0))
+
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[batch, heads, tokens, head_size] as [rows, heads, head_size]."""
-        flat = tensor.transpose(1, 2).flatten(0, 1)
+        """[batch, tokens, ...] as [rows, ...]."""
+        flat = tensor.flatten(0, 1)
         return (flat if self.chosen is None else flat[self.chosen]).contiguous()
 
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        """[rows, heads, head_size] as [batch, tokens, heads, head_size], 0 where padding is."""
+        """[rows, ...] as [batch, tokens, ...], 0 where padding is."""
         if self.chosen is not None:
             flat = packed.new_zeros(self.batch * self.tokens, *packed.shape[1:])
             flat[self.chosen] = packed
@@ -46,62 +54,25 @@ class Rows:
         return packed.unflatten(0, (self.batch, self.tokens))
 
 
-def layer_arguments(module) -> dict:
-    """What a model's attention module passes to its attention function."""
-    return {
-        "scaling": module.scaling,
-        "sliding_window": getattr(
-            module, "sliding_window", getattr(module.config, "sliding_window", None)
-        ),
-        "softcap": getattr(module, "attn_logit_softcapping", None),
-    }
+def _present(batch: int, tokens: int, mask: torch.Tensor | None) -> torch.Tensor:
+    """Which of a step's tokens are not padding, from a mask whose last columns are theirs."""
+    if mask is None:
+        return torch.ones(batch, tokens, dtype=torch.bool)
+    return mask[:, -tokens:].bool()
 
 
-def takes_spans(model) -> bool:
-    """Whether token types say which of the model's tokens see one another."""
-    return "token_type_ids" in inspect.signature(model.forward).parameters
-
-
-def span_options(model, window: int | None) -> dict:
-    """Those of a layer with this window."""
-    if not takes_spans(model):
-        return {}
-    cut = window and model.config.model_type != _PREFIX_MODEL
-    return {"use_spans": True, "span_rule": "clip_left" if cut else "whole"}
-
-
-def layer_options(module, model) -> clattn.AttentionOptions:
-    """A layer as CLAttn runs it, from a model's attention module."""
-    config = module.config
-    kinds = getattr(config, "layer_types", None)
-    kind = kinds[module.layer_idx] if kinds else "full_attention"
-    causal = module.is_causal or model.config.model_type == _PREFIX_MODEL
-    if kind not in ("full_attention", "sliding_attention") or not causal:
-        raise clattn.Unsupported(
-            f"layer {module.layer_idx}: type {kind}, causal {causal}, "
-            "legal: causal full_attention or sliding_attention"
-        )
-    arguments = layer_arguments(module)
-    sinks = getattr(module, "sinks", None)
-    return clattn.AttentionOptions(
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_size=module.head_dim,
-        dtype=model.dtype,
-        scale=arguments["scaling"],
-        sliding_window=arguments["sliding_window"] or 0,
-        logits_soft_cap=arguments["softcap"] or 0.0,
-        sinks=[] if sinks is None else sinks.detach().float().tolist(),
-        **span_options(model, arguments["sliding_window"]),
-    )
+def _spans(numbers: torch.Tensor, mask: torch.Tensor | None) -> list:
+    """Those of each row, in its positions, which count no padding."""
+    kept = torch.ones_like(numbers).bool() if mask is None else mask.bool()
+    return [spans_of(row[some]) for row, some in zip(numbers, kept, strict=True)]
 
 
 class PagedLayer(CacheLayerMixin):
     """A layer of a PagedCache, which counts the columns of tokens that it was given."""
 
-    def __init__(self, cache: "PagedCache", index: int) -> None:
+    def __init__(self, cache: "PagedCache", index: int, config) -> None:
         super().__init__()
-        self.cache, self.index = cache, index
+        self.cache, self.index, self.config = cache, index, config
         self.reset()
 
     def reset(self) -> None:
@@ -111,9 +82,17 @@ class PagedLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states, value_states) -> None:
         """The pages are there."""
 
-    def update(self, key_states, value_states, *args, **kwargs):
-        self.columns += key_states.shape[-2]
+    def advance(self, tokens: int) -> None:
+        implementation = self.config._attn_implementation
+        if implementation != "clattn":
+            raise clattn.InvalidArgument(
+                f"attn_implementation: {implementation}, legal with a PagedCache: clattn"
+            )
+        self.columns += tokens
         self.is_initialized = True
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        self.advance(key_states.shape[-2])
         keys = key_states.as_subclass(PagedKeys)
         keys.cache, keys.layer = self.cache, self.index
         return keys, value_states
@@ -143,24 +122,16 @@ class PagedCache(Cache):
         model: a decoder of transformers. device: as clattn.Context takes it; None is CLATTN_DEVICE
         or the CPU. Raises Unsupported for layers that CLAttn does not serve.
         """
-        modules = [
-            module for module in model.modules()
-            if hasattr(module, "layer_idx") and hasattr(module, "scaling")
-        ]  # fmt: skip
-        modules.sort(key=lambda module: module.layer_idx)
-        if [module.layer_idx for module in modules] != list(range(len(modules))) or not modules:
-            raise clattn.Unsupported(
-                f"model: {type(model).__name__} has attention in layers "
-                f"{[module.layer_idx for module in modules]}, legal: once in every layer"
-            )
-        super().__init__(layers=[PagedLayer(self, index) for index in range(len(modules))])
-        self.arguments = [layer_arguments(module) for module in modules]
-        self.has_sinks = [getattr(module, "sinks", None) is not None for module in modules]
-        options = [layer_options(module, model) for module in modules]
-        self.rules = [(layer.sliding_window or None, layer.span_rule) for layer in options]
-        context = clattn.Context(device or os.environ.get("CLATTN_DEVICE", "cpu"))
+        modules = layers_of(model)
+        config = model.config.get_text_config(decoder=True)
+        super().__init__(layers=[PagedLayer(self, i, config) for i in range(len(modules))])
+        self._targets = sharing_targets(modules)
+        for index in self._targets:
+            self.layers[index].supports_early_init = False  # for transformers it holds nothing
+        self._arguments, self._sees = {}, {}
+        options = [self._options_of(module, model) for module in modules]
         self.session = clattn.Session(
-            context,
+            clattn.Context(device or os.environ.get("CLATTN_DEVICE", "cpu")),
             options,
             num_blocks=num_blocks,
             cache_bytes=cache_bytes,
@@ -168,63 +139,89 @@ class PagedCache(Cache):
         )
         #: The session's number of each row of the batch; None while a row is padding alone.
         self.requests: list[int | None] = []
+        self._forget_step()
+
+    def _options_of(self, module, model) -> clattn.AttentionOptions:
+        index = module.layer_idx
+        target = self._targets.get(index)
+        options = layer_options(
+            module,
+            model,
+            kv_sharing_target_layer_name="" if target is None else f"layers.{target}",
+        )
+        self._arguments[index] = layer_arguments(module) | {"sinks": bool(len(options.sinks))}
+        self._sees[index] = (options.sliding_window or None, options.span_rule), options.use_spans
+        return options
+
+    def _forget_step(self) -> None:
         self._rows: Rows | None = None
-        self._numbers: torch.Tensor | None = None  # of the spans of the step that _rows are of
-        self._columns = 0  # in the cache after that step
+        self._columns = 0  # in the cache after the step that _rows are of
+        self._now: torch.Tensor | None = None  # [batch, tokens]: which are not padding
+        self._numbers: torch.Tensor | None = None  # of its spans
 
-    def check_layer(self, layer: int, given: dict, sinks) -> None:
+    def shares_keys(self, layer: int) -> bool:
+        """Whether the layer reads another one's keys and values."""
+        return layer in self._targets
+
+    def check_layer(self, layer: int, keys_of: int, given: dict, sinks) -> None:
         """That a call asks for what the layer was made with."""
-        if given != self.arguments[layer] or (sinks is not None) != self.has_sinks[layer]:
+        given = given | {"sinks": sinks is not None}
+        if given != self._arguments[layer]:
             raise clattn.Unsupported(
-                f"layer {layer}: {given} (sinks: {sinks is not None}) differ from the model's "
-                f"{self.arguments[layer]} (sinks: {self.has_sinks[layer]})"
+                f"layer {layer}: {given} differ from the model's {self._arguments[layer]}"
             )
+        owner = self._targets.get(layer, layer)
+        if keys_of != owner:
+            raise clattn.Unsupported(f"layer {layer}: keys of layer {keys_of}, legal: of {owner}")
 
-    def rows(self, layer: int, batch: int, tokens: int, mask: torch.Tensor | None) -> Rows:
-        """The rows of a step of [batch, tokens]; the first of its layers begins it.
-
-        mask: a SpanMask, or [batch, columns so far], 0 where a token is padding.
-        """
-        columns = self.layers[layer].columns
-        numbers = None
-        if isinstance(mask, SpanMask):
-            self._check_rule(layer, mask)
-            mask, numbers = mask.padding, mask.numbers
+    def rows(self, layer: int, batch: int, tokens: int, mask: StepMask | None) -> Rows:
+        """The rows of a step of [batch, tokens]; the first of its layers begins it."""
+        columns = self.layers[self._targets.get(layer, layer)].columns
+        padding, numbers = (mask.padding, mask.numbers) if mask is not None else (None, None)
+        if padding is not None and padding.shape != (batch, columns):
+            raise clattn.InvalidArgument(
+                f"attention_mask: shape {list(padding.shape)}, legal: {[batch, columns]}, "
+                "a column for every token so far"
+            )
+        self._check_rule(layer, mask)
+        now = _present(batch, tokens, padding)
         if columns != self._columns:
-            if mask is not None and mask.shape != (batch, columns):
-                raise clattn.InvalidArgument(
-                    f"attention_mask: shape {list(mask.shape)}, legal: {[batch, columns]}, "
-                    "a column for every token so far"
-                )
-            self._rows = self._begin_step(batch, tokens, mask, numbers)
-            self._columns, self._numbers = columns, numbers
+            self._begin_step(columns, now, None if numbers is None else _spans(numbers, padding))
+            self._numbers = numbers
+        self._check_padding(layer, now)
         equal = numbers is self._numbers or (
             None not in (numbers, self._numbers) and torch.equal(numbers, self._numbers)
         )
-        if not equal:
+        if not equal and self._sees[layer][1]:
             raise clattn.Unsupported(
                 f"layer {layer}: its mask has other spans than the first layer's, legal: the same"
             )
         return self._rows
 
-    def _check_rule(self, layer: int, mask: SpanMask) -> None:
-        if self.rules[layer] not in mask.rules:
+    def _check_rule(self, layer: int, mask: StepMask | None) -> None:
+        if mask is None or mask.rules is None:
+            return
+        rule, takes_spans = self._sees[layer]
+        if rule not in mask.rules or (mask.numbers is not None and not takes_spans):
             raise clattn.Unsupported(
                 f"mask: of (window, span_rule) {sorted(mask.rules, key=str)}, legal in layer "
-                f"{layer}: {self.rules[layer]}"
+                f"{layer}: {rule}" + ("" if takes_spans else ", without spans")
             )
 
-    def _begin_step(
-        self, batch: int, tokens: int, mask: torch.Tensor | None, numbers: torch.Tensor | None
-    ) -> Rows:
+    def _check_padding(self, layer: int, now: torch.Tensor) -> None:
+        """Layers of another kind than the first one's get a mask of their own."""
+        if not torch.equal(now, self._now):
+            raise clattn.Unsupported(
+                f"layer {layer}: its mask has other padding than the first layer's, legal: the same"
+            )
+
+    def _begin_step(self, columns: int, now: torch.Tensor, spans: list | None) -> None:
+        batch, tokens = now.shape
         self.requests = self.requests or [None] * batch
         if len(self.requests) != batch:
             raise clattn.InvalidArgument(
                 f"batch: {batch} rows, legal: {len(self.requests)}, as before; or reset() the cache"
             )
-        now = torch.ones(batch, tokens, dtype=torch.bool)
-        if mask is not None:
-            now = mask[:, -tokens:].bool()
         step = []
         for row, count in enumerate(now.sum(1).tolist()):
             if not count:
@@ -235,12 +232,13 @@ class PagedCache(Cache):
             else:
                 request.new_tokens = [_TOKEN] * count
             request.id = self.requests[row]
-            if numbers is not None:
-                whole = numbers[row]
-                request.spans = spans_of(whole if mask is None else whole[mask[row].bool()])
+            if spans is not None:
+                request.spans = spans[row]
             step.append(request)
         self.session.step(step)
-        return Rows(batch, tokens, None if now.all() else now.flatten().nonzero().squeeze(1))
+        chosen = None if now.all() else now.flatten().nonzero().squeeze(1)
+        self._rows = Rows(batch, tokens, chosen)
+        self._columns, self._now, self._numbers = columns, now, None
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Makes row i what row indices[i] was; rows that come twice share pages."""
@@ -265,7 +263,8 @@ class PagedCache(Cache):
 
     def reset(self) -> None:
         self._finish(set(self.requests))
-        self.requests, self._rows, self._columns = [], None, 0
+        self.requests = []
+        self._forget_step()
         for layer in self.layers:
             layer.reset()
 

@@ -15,12 +15,16 @@ _ROWS = 256
 Rule = tuple[int | None, str]
 
 
-class SpanMask(torch.Tensor):
-    """A mask of layers that take spans; of four dimensions, so that models pass it on as it is."""
+class StepMask(torch.Tensor):
+    """What the layers of a step see; of four dimensions, so that models pass it on as it is."""
 
     padding: torch.Tensor | None  #: [batch, columns], False where a token is padding
     numbers: torch.Tensor | None  #: [batch, columns]: a token's span, -1 = in none; None = no spans
-    rules: set[Rule]  #: of layers that see by these spans what the mask lets them see
+    rules: set[Rule] | None  #: of layers that see what the mask lets them see; None: of all
+
+    def __getitem__(self, index) -> "StepMask":
+        """The same: a model cuts rows of masks where it cuts those of queries, which tell which."""
+        return self
 
 
 def _sees(mask_function: Callable, batch: int, rows: torch.Tensor, keys: torch.Tensor):
@@ -68,8 +72,8 @@ def _seen_by(rule: Rule, row: torch.Tensor, keys: torch.Tensor, same_span: torch
 def row_mask(
     batch_size, q_length, kv_length, q_offset=0, mask_function=None, attention_mask=None,
     use_vmap=False, config=None, **kwargs,
-) -> torch.Tensor | None:  # fmt: skip
-    """The 2D padding mask of all tokens so far, or a SpanMask where it takes that.
+) -> StepMask | None:  # fmt: skip
+    """The mask of a step of q_length tokens; None if nothing but causality and windows hides any.
 
     mask_function says which tokens see which. use_vmap: it is one of the model's own.
     """
@@ -77,7 +81,7 @@ def row_mask(
     rows = columns[q_offset:]
     near = columns[max(q_offset - 1, 0) :]
     if not use_vmap and not _sees(mask_function, batch_size, near[:-1], near[1:]).any():
-        return attention_mask
+        return None if attention_mask is None else _step_mask(attention_mask, None, None)
     numbers = _span_numbers(_sees(mask_function, batch_size, columns[:-1], columns[1:]))
     rules = _rules_of(mask_function, numbers, rows, getattr(config, "sliding_window", None))
     if not rules:
@@ -85,9 +89,12 @@ def row_mask(
             "mask: one with functions of the model's own, legal: causal, with spans of tokens that "
             "see one another, whole or cut to the left by the window"
         )
-    mask = torch.empty(1, 1, 1, 1).as_subclass(SpanMask)
-    mask.padding, mask.rules = attention_mask, rules
-    mask.numbers = numbers if (numbers >= 0).any() else None
+    return _step_mask(attention_mask, numbers if (numbers >= 0).any() else None, rules)
+
+
+def _step_mask(padding, numbers, rules) -> StepMask:
+    mask = torch.empty(1, 1, 1, 1).as_subclass(StepMask)
+    mask.padding, mask.numbers, mask.rules = padding, numbers, rules
     return mask
 
 

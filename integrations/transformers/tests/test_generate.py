@@ -32,10 +32,10 @@ MODELS = {
 }
 
 
-def make_model(name):
-    class_name, fields = MODELS[name]
+def make_model(name, models=MODELS):
+    class_name, fields = models[name]
     torch.manual_seed(5)
-    config = getattr(transformers, class_name)(**SHAPE, **fields)
+    config = getattr(transformers, class_name)(**SHAPE | fields)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("sinks"):  # 0 would hide a sink that is left out
@@ -70,9 +70,9 @@ def generate(model, implementation, inputs, cache=None, **options):
     return model.generate(**inputs, past_key_values=cache, **options)
 
 
-def assert_equal_tokens(model, inputs, **options):
+def assert_equal_tokens(model, inputs, cache=None, **options):
     want = generate(model, "eager", inputs, **options)
-    cache = PagedCache(model, num_blocks=200)
+    cache = cache or PagedCache(model, num_blocks=200)
     got = generate(model, "clattn", inputs, cache, **options)
     assert got.tolist() == want.tolist()
     new = want[:, inputs["input_ids"].shape[1] :]
@@ -102,14 +102,17 @@ def test_beams(llama):
 
 
 @torch.no_grad()
-def test_logits_of_padding_on_the_right(model):
-    inputs = prompts(40, 11, padding="right")
+def assert_equal_logits(model, inputs):
     model.set_attn_implementation("eager")
     want = model(**inputs).logits
     model.set_attn_implementation("clattn")
     got = model(**inputs, past_key_values=PagedCache(model, num_blocks=20)).logits
     rows = inputs["attention_mask"].bool()
     torch.testing.assert_close(got[rows], want[rows], atol=1e-4, rtol=1e-4)
+
+
+def test_logits_of_padding_on_the_right(model):
+    assert_equal_logits(model, prompts(40, 11, padding="right"))
 
 
 def test_a_conversation_and_another_one(llama):
@@ -133,6 +136,11 @@ def test_too_few_blocks(llama):
 def test_another_cache_is_refused(llama):
     with pytest.raises(clattn.InvalidArgument, match="past_key_values.*legal: .*PagedCache"):
         generate(llama, "clattn", prompts(8))
+
+
+def test_another_implementation_is_refused(llama):
+    with pytest.raises(clattn.InvalidArgument, match="attn_implementation: eager, .*clattn"):
+        generate(llama, "eager", prompts(8), PagedCache(llama, num_blocks=4))
 
 
 def test_training_is_refused(llama):
@@ -165,3 +173,9 @@ def test_models_that_are_not_served():
     config = transformers.BertConfig(hidden_size=64, num_attention_heads=2, num_hidden_layers=1)
     with pytest.raises(clattn.Unsupported, match="causal False"):
         PagedCache(transformers.BertModel(config))
+    config = transformers.Lfm2Config(
+        hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=64,
+        vocab_size=16, layer_types=["full_attention", "conv"], num_hidden_layers=2,
+    )  # fmt: skip
+    with pytest.raises(clattn.Unsupported, match="layer 1 of .*Lfm2ShortConv.* legal in every"):
+        PagedCache(transformers.Lfm2ForCausalLM(config))

@@ -39,8 +39,27 @@ def pali_gemma(text):
     return transformers.PaliGemmaForConditionalGeneration(config)
 
 
+def gemma_4():
+    """Its full layers, of larger heads, are causal."""
+    text = SHAPE | LAYERS | {
+        "head_dim": 16, "global_head_dim": 32, "use_bidirectional_attention": "vision",
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 256,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 7,
+    }  # fmt: skip
+    config = transformers.Gemma4Config(
+        text_config=text, vision_config=vision, audio_config=None, image_token_id=IMAGE,
+        video_token_id=None, tie_word_embeddings=False,
+    )  # fmt: skip
+    return transformers.Gemma4ForConditionalGeneration(config)
+
+
 MODELS = {
     "Gemma 3": gemma_3,
+    "Gemma 4": gemma_4,
     "PaliGemma": lambda: pali_gemma({"model_type": "gemma"}),
     # Prefixes are whole in front of its window, too.
     "PaliGemma 2": lambda: pali_gemma(LAYERS | {"model_type": "gemma2"}),
@@ -66,12 +85,16 @@ def gemma():
     return make_model("Gemma 3")
 
 
-def images(inputs, *spans):
+def images(inputs, *spans, name="token_type_ids"):
     """The inputs with token types that say where images (of PaliGemma: what follows them) are."""
     types = torch.zeros_like(inputs["input_ids"])
     for row, first, end in spans:
         types[row, first:end] = 1
-    return inputs | {"token_type_ids": types}
+    return inputs | {name: types}
+
+
+def types_of(model):
+    return "mm_token_type_ids" if model.config.model_type == "gemma4" else "token_type_ids"
 
 
 def batch(model):
@@ -83,6 +106,7 @@ def batch(model):
         inputs,
         (0, 0, 4), (0, 9, 44), (0, 45, 60),  # at both ends, longer than the window
         (1, 23, 31), (1, 40, 41), (1, 50, 58),  # behind padding, of one token
+        name=types_of(model),
     )  # fmt: skip
 
 
@@ -122,11 +146,11 @@ def test_prompts_and_decodes(model):
     inputs = batch(model)
     prompt = assert_equal_prompts(model, inputs)
     assert_equal_decodes(model, inputs)
-    types = inputs["token_type_ids"]
+    types = inputs[types_of(model)]
     without = types.clone().fill_(int(model.config.model_type == "paligemma"))
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        causal = model(**inputs | {"token_type_ids": without}).logits
+        causal = model(**inputs | {types_of(model): without}).logits
     assert (causal - prompt).abs().max() > 0.1, "images change nothing, so that this says little"
 
 

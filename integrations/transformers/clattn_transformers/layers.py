@@ -1,0 +1,103 @@
+"""What a model's layers are, as CLAttn runs them."""
+
+import inspect
+
+import clattn
+
+#: Its prefix is a span that windows leave whole. What follows is causal, though its layers call
+#: themselves not causal.
+_PREFIX_MODEL = "paligemma"
+
+
+def layers_of(model) -> list:
+    """The modules that attend, one for each layer."""
+    decoder = model.get_decoder()  # without the layers that look at images
+    numbered = [module for module in decoder.modules() if hasattr(module, "layer_idx")]
+    found = [module for module in numbered if hasattr(module, "scaling")]
+    found.sort(key=lambda module: module.layer_idx)
+    indices = [module.layer_idx for module in found]
+    number = model.config.get_text_config(decoder=True).num_hidden_layers
+    if indices != list(range(number)):
+        odd = next(index for index in range(number) if indices.count(index) != 1)
+        there = [type(module).__name__ for module in numbered if module.layer_idx == odd]
+        raise clattn.Unsupported(
+            f"model: layer {odd} of {type(model).__name__} has {there or 'nothing'}, legal in "
+            "every layer: attention, once"
+        )
+    return found
+
+
+def sharing_targets(modules: list) -> dict[int, int]:
+    """Of each layer that reads another one's keys and values: which one's."""
+    shared, owners = {}, {}
+    for module in modules:
+        kind = getattr(module, "layer_type", None)
+        if getattr(module, "is_kv_shared_layer", False):
+            shared[module.layer_idx] = owners[kind]
+        else:
+            owners[kind] = module.layer_idx
+    return shared
+
+
+def config_of(module):
+    """The configuration of the module's layer, as layers may differ."""
+    layers = getattr(module.config, "per_layer_config", None)
+    return layers[module.layer_idx] if layers else module.config
+
+
+def layer_arguments(module) -> dict:
+    """What a model's attention module passes to its attention function."""
+    return {
+        "scaling": module.scaling,
+        "sliding_window": getattr(
+            module, "sliding_window", getattr(config_of(module), "sliding_window", None)
+        ),
+        "softcap": getattr(module, "attn_logit_softcapping", None),
+    }
+
+
+def _takes_spans(model, kind: str) -> bool:
+    """Whether token types say which of the model's tokens see one another in layers of the kind."""
+    parameters = inspect.signature(model.forward).parameters
+    if "token_type_ids" in parameters:
+        return True
+    # Gemma 4's full layers are causal. Other models tell images apart for their positions alone.
+    config = model.config.get_text_config(decoder=True)
+    both_ways = getattr(config, "use_bidirectional_attention", None) == "vision"
+    return both_ways and "mm_token_type_ids" in parameters and kind == "sliding_attention"
+
+
+def _span_options(model, kind: str, window: int | None) -> dict:
+    """Those of a layer with this window."""
+    if not _takes_spans(model, kind):
+        return {}
+    cut = window and model.config.model_type != _PREFIX_MODEL
+    return {"use_spans": True, "span_rule": "clip_left" if cut else "whole"}
+
+
+def layer_options(module, model, **cache_options) -> clattn.AttentionOptions:
+    """A layer as CLAttn runs it, from a model's attention module."""
+    config = config_of(module)
+    kinds = getattr(config, "layer_types", None)
+    kind = kinds[module.layer_idx] if kinds else "full_attention"
+    causal = module.is_causal or model.config.model_type == _PREFIX_MODEL
+    if kind not in ("full_attention", "sliding_attention") or not causal:
+        raise clattn.Unsupported(
+            f"layer {module.layer_idx}: type {kind}, causal {causal}, "
+            "legal: causal full_attention or sliding_attention"
+        )
+    arguments = layer_arguments(module)
+    sinks = getattr(module, "sinks", None)
+    return clattn.AttentionOptions(
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_attention_heads // module.num_key_value_groups,
+        head_size=module.head_dim,
+        head_size_v=getattr(module, "v_head_dim", 0),
+        dtype=model.dtype,
+        scale=arguments["scaling"],
+        sliding_window=arguments["sliding_window"] or 0,
+        logits_soft_cap=arguments["softcap"] or 0.0,
+        sinks=[] if sinks is None else sinks.detach().float().tolist(),
+        **_span_options(model, kind, arguments["sliding_window"]),
+        **cache_options,
+    )
