@@ -34,5 +34,5 @@ def attention(
     if cache.shares_keys(layer):
         key = value = None
     with clattn.openmp_asleep():
-        cache.session.attend(layer, query, key, value, output)
+        cache.session.attend(cache.numbers[layer], query, key, value, output)
     return rows.unpack(output)[:, -tokens:], None

@@ -7,6 +7,7 @@ import clattn
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from clattn_transformers import recurrent
 from clattn_transformers.layers import (
     layer_arguments,
     layer_options,
@@ -115,12 +116,15 @@ class PagedCache(Cache):
     """
 
     def __init__(
-        self, model, *, num_blocks: int = 0, cache_bytes: int = 1 << 30, device: str | None = None
-    ) -> None:
+        self, model, *, num_blocks: int = 0, cache_bytes: int = 1 << 30, max_batch: int = 8,
+        device: str | None = None,
+    ) -> None:  # fmt: skip
         """Allocates the pages of all layers: num_blocks of 16 tokens, or what cache_bytes hold.
 
-        model: a decoder of transformers. device: as clattn.Context takes it; None is CLATTN_DEVICE
-        or the CPU. Raises Unsupported for layers that CLAttn does not serve.
+        model: a decoder of transformers. If it has gated delta nets, these compute by CLAttn from
+        now on where they are given a PagedCache; their states take memory for max_batch rows, beams
+        included, in addition. device: as clattn.Context takes it; None is CLATTN_DEVICE or the CPU.
+        Raises Unsupported for layers that CLAttn does not serve.
         """
         modules = layers_of(model)
         config = model.config.get_text_config(decoder=True)
@@ -129,13 +133,26 @@ class PagedCache(Cache):
         for index in self._targets:
             self.layers[index].supports_early_init = False  # for transformers it holds nothing
         self._arguments, self._sees = {}, {}
-        options = [self._options_of(module, model) for module in modules]
+        #: The session's number of each layer, among those of its kind.
+        self.numbers: list[int] = []
+        nets, options = [], []
+        for module in modules:
+            of_kind = nets if recurrent.is_served(module) else options
+            self.numbers.append(len(of_kind))
+            if of_kind is nets:
+                nets.append(recurrent.state_spec(module, model.dtype))
+                recurrent.compute_by_clattn(module, PagedCache)
+            else:
+                options.append(self._options_of(module, model))
+        self._max_batch = max_batch if nets else None
+        states = clattn.RecurrentLayers(layers=nets, num_slots=2 * max_batch) if nets else None
         self.session = clattn.Session(
             clattn.Context(device or os.environ.get("CLATTN_DEVICE", "cpu")),
             options,
             num_blocks=num_blocks,
             cache_bytes=cache_bytes,
             prefix_caching=False,
+            recurrent=states,
         )
         #: The session's number of each row of the batch; None while a row is padding alone.
         self.requests: list[int | None] = []
@@ -147,7 +164,7 @@ class PagedCache(Cache):
         options = layer_options(
             module,
             model,
-            kv_sharing_target_layer_name="" if target is None else f"layers.{target}",
+            kv_sharing_target_layer_name="" if target is None else f"layers.{self.numbers[target]}",
         )
         self._arguments[index] = layer_arguments(module) | {"sinks": bool(len(options.sinks))}
         self._sees[index] = (options.sliding_window or None, options.span_rule), options.use_spans
@@ -198,6 +215,17 @@ class PagedCache(Cache):
             )
         return self._rows
 
+    def recurrent_rows(
+        self, layer: int, batch: int, tokens: int, mask: torch.Tensor | None
+    ) -> Rows:
+        """The same for a recurrent layer, whose mask is of the step's tokens: [batch, tokens]."""
+        self.layers[layer].advance(tokens)
+        columns, now = self.layers[layer].columns, _present(batch, tokens, mask)
+        if columns != self._columns:
+            self._begin_step(columns, now, None)
+        self._check_padding(layer, now)
+        return self._rows
+
     def _check_rule(self, layer: int, mask: StepMask | None) -> None:
         if mask is None or mask.rules is None:
             return
@@ -221,6 +249,10 @@ class PagedCache(Cache):
         if len(self.requests) != batch:
             raise clattn.InvalidArgument(
                 f"batch: {batch} rows, legal: {len(self.requests)}, as before; or reset() the cache"
+            )
+        if self._max_batch is not None and batch > self._max_batch:
+            raise clattn.InvalidArgument(
+                f"batch: {batch} rows, legal: up to the cache's max_batch, {self._max_batch}"
             )
         step = []
         for row, count in enumerate(now.sum(1).tolist()):

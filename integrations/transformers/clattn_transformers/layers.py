@@ -4,16 +4,21 @@ import inspect
 
 import clattn
 
+from clattn_transformers import recurrent
+
 #: Its prefix is a span that windows leave whole. What follows is causal, though its layers call
 #: themselves not causal.
 _PREFIX_MODEL = "paligemma"
 
 
 def layers_of(model) -> list:
-    """The modules that attend, one for each layer."""
+    """The modules that attend or keep a state, one for each layer."""
     decoder = model.get_decoder()  # without the layers that look at images
     numbered = [module for module in decoder.modules() if hasattr(module, "layer_idx")]
-    found = [module for module in numbered if hasattr(module, "scaling")]
+    found = [
+        module for module in numbered
+        if hasattr(module, "scaling") or recurrent.is_served(module)
+    ]  # fmt: skip
     found.sort(key=lambda module: module.layer_idx)
     indices = [module.layer_idx for module in found]
     number = model.config.get_text_config(decoder=True).num_hidden_layers
@@ -22,7 +27,7 @@ def layers_of(model) -> list:
         there = [type(module).__name__ for module in numbered if module.layer_idx == odd]
         raise clattn.Unsupported(
             f"model: layer {odd} of {type(model).__name__} has {there or 'nothing'}, legal in "
-            "every layer: attention, once"
+            f"every layer: attention, once, or one of {', '.join(recurrent.SERVED)}"
         )
     return found
 

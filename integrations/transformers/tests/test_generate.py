@@ -40,6 +40,8 @@ def make_model(name, models=MODELS):
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("sinks"):  # 0 would hide a sink that is left out
             torch.nn.init.normal_(parameter, std=2.0)
+        elif parameter_name.endswith(("dt_bias", "linear_attn.norm.weight")):  # so would 1
+            torch.nn.init.uniform_(parameter, 0.5, 2.0)
     return model
 
 

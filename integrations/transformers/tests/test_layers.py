@@ -1,4 +1,4 @@
-"""Layers of unequal shapes, and with shared keys, against eager attention in f32."""
+"""Layers of unequal shapes, shared keys and gated delta nets, against eager attention in f32."""
 
 import clattn
 import pytest
@@ -8,6 +8,7 @@ from test_generate import (
     WINDOW,
     assert_equal_logits,
     assert_equal_tokens,
+    generate,
     make_model,
     prompts,
 )
@@ -39,17 +40,38 @@ MIMO = WINDOW | {
     "moe_intermediate_size": 32,
     "num_local_experts": 4,
 }
+HYBRID = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
+}
+NEXT = HYBRID | {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
 MODELS = {
     "Gemma 3n": ("Gemma3nTextConfig", SHARED | {"intermediate_size": [128] * 4}),
     "Gemma 4": ("Gemma4TextConfig", GEMMA_4),
     "MiMo-V2-Flash": ("MiMoV2FlashConfig", MIMO | {"head_dim": 192, "v_head_dim": 128}),
+    "Qwen3-Next": ("Qwen3NextConfig", NEXT),
+    "Qwen 3.5": ("Qwen3_5TextConfig", HYBRID),
+    "Qwen 3.5 MoE": ("Qwen3_5MoeTextConfig", NEXT),
     "Gemma 4 of true size": ("Gemma4TextConfig", LARGE_GEMMA_4),
 }
 
 
-@pytest.fixture(params=["Gemma 4", "MiMo-V2-Flash"])
+@pytest.fixture(params=["Gemma 4", "MiMo-V2-Flash", "Qwen 3.5"])
 def model(request):
     return make_model(request.param, MODELS)
+
+
+@pytest.fixture
+def qwen():
+    return make_model("Qwen 3.5", MODELS)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -63,6 +85,56 @@ def test_a_prompt_in_chunks(model):
 
 def test_logits_of_padding_on_the_right(model):
     assert_equal_logits(model, prompts(40, 11, padding="right"))
+
+
+def test_beams_share_states(qwen):
+    assert_equal_tokens(qwen, prompts(20, 9), num_beams=3, max_new_tokens=12)
+
+
+def test_the_model_computes_as_before_without_the_cache(qwen):
+    before = generate(qwen, "eager", prompts(20), max_new_tokens=4)
+    cache = PagedCache(qwen, num_blocks=8)
+    assert generate(qwen, "eager", prompts(20), max_new_tokens=4).tolist() == before.tolist()
+    for _ in range(2):
+        got = generate(qwen, "clattn", prompts(20), cache, max_new_tokens=4)
+        assert got.tolist() == before.tolist()
+        assert cache.session.state_slots.num_used == 1
+        cache.reset()
+        assert cache.session.state_slots.num_used == 0
+
+
+@torch.no_grad()
+def test_bf16_is_as_near_as_eager(qwen):
+    """To f32, by at most twice eager's distance, which rounds at as many places."""
+    inputs = prompts(40, 40)
+    qwen.set_attn_implementation("eager")
+    exact = qwen(**inputs).logits
+    qwen.to(torch.bfloat16)
+    eager = qwen(**inputs).logits
+    qwen.set_attn_implementation("clattn")
+    got = qwen(**inputs, past_key_values=PagedCache(qwen, num_blocks=20)).logits
+    assert (got - exact).square().mean().sqrt() <= 2 * (eager - exact).square().mean().sqrt()
+
+
+def test_what_recurrent_layers_refuse(qwen):
+    cache = PagedCache(qwen, num_blocks=8, max_batch=2)
+    with pytest.raises(clattn.InvalidArgument, match="batch: 3 rows, .*max_batch, 2"):
+        generate(qwen, "clattn", prompts(8, 8, 8), cache)
+    cache.reset()
+    with pytest.raises(clattn.InvalidArgument, match="attn_implementation: eager, .*clattn"):
+        generate(qwen, "eager", prompts(8), cache)
+    cache.reset()
+    qwen.set_attn_implementation("clattn")
+    with pytest.raises(clattn.Unsupported, match="training"):
+        qwen(**prompts(8), past_key_values=cache)
+    # transformers gives recurrent layers no mask in steps of one token.
+    one = {"input_ids": torch.ones(2, 1).long(), "attention_mask": torch.tensor([[1], [0]])}
+    cache.reset()
+    with torch.no_grad(), pytest.raises(clattn.Unsupported, match="layer 1: .* other padding"):
+        qwen(**one, past_key_values=cache)
+    qwen.model.layers[2].linear_attn.activation = "gelu"
+    with pytest.raises(clattn.Unsupported, match="layer 2: hidden_act gelu, .*silu"):
+        PagedCache(qwen, num_blocks=8)
 
 
 @torch.no_grad()
