@@ -8,12 +8,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from clattn_transformers import recurrent
-from clattn_transformers.layers import (
-    layer_arguments,
-    layer_options,
-    layers_of,
-    sharing_targets,
-)
+from clattn_transformers.layers import layer_arguments, layer_options, layers_of, sharing_targets
 from clattn_transformers.masks import StepMask, spans_of
 
 #: A prompt's token ids are unknown here, and without prefix caching nothing reads them.
@@ -36,8 +31,9 @@ class Rows:
     chosen: torch.Tensor | None  # of the flattened batch; None is all
 
     def fill(self, query: torch.Tensor) -> torch.Tensor:
-        """[batch, heads, last tokens, head_size] as of all, with zeros: in layers that share keys
-        models may compute the last tokens alone.
+        """[batch, heads, tokens, head_size] of the step, 0 for those in front that are left out.
+
+        A model may do that in layers that share keys, where it needs a prompt's last token alone.
         """
         return torch.nn.functional.pad(query, (0, 0, self.tokens - query.shape[2], 0))
 
@@ -116,16 +112,19 @@ class PagedCache(Cache):
     """
 
     def __init__(
-        self, model, *, num_blocks: int = 0, cache_bytes: int = 1 << 30, max_batch: int = 8,
-        device: str | None = None,
+        self, model, *, num_blocks: int = 0, cache_bytes: int = 1 << 30,
+        kv_cache_dtype: str = "auto", max_batch: int = 8, device: str | None = None,
     ) -> None:  # fmt: skip
         """Allocates the pages of all layers: num_blocks of 16 tokens, or what cache_bytes hold.
 
         model: a decoder of transformers. If it has gated delta nets, these compute by CLAttn from
         now on where they are given a PagedCache; their states take memory for max_batch rows, beams
-        included, in addition. device: as clattn.Context takes it; None is CLATTN_DEVICE or the CPU.
-        Raises Unsupported for layers that CLAttn does not serve.
+        included, in addition. kv_cache_dtype: the format of keys and values, by a name that
+        clattn.parse_kv_cache_dtype() takes; int8 needs session.load_kv_scales() for each layer.
+        device: as clattn.Context takes it; None is CLATTN_DEVICE or the CPU. Raises Unsupported for
+        layers, or a format in them, that CLAttn does not serve.
         """
+        clattn.parse_kv_cache_dtype(kv_cache_dtype)  # which names those that are legal
         modules = layers_of(model)
         config = model.config.get_text_config(decoder=True)
         super().__init__(layers=[PagedLayer(self, i, config) for i in range(len(modules))])
@@ -143,7 +142,7 @@ class PagedCache(Cache):
                 nets.append(recurrent.state_spec(module, model.dtype))
                 recurrent.compute_by_clattn(module, PagedCache)
             else:
-                options.append(self._options_of(module, model))
+                options.append(self._options_of(module, model, kv_cache_dtype))
         self._max_batch = max_batch if nets else None
         states = clattn.RecurrentLayers(layers=nets, num_slots=2 * max_batch) if nets else None
         self.session = clattn.Session(
@@ -158,12 +157,13 @@ class PagedCache(Cache):
         self.requests: list[int | None] = []
         self._forget_step()
 
-    def _options_of(self, module, model) -> clattn.AttentionOptions:
+    def _options_of(self, module, model, kv_cache_dtype: str) -> clattn.AttentionOptions:
         index = module.layer_idx
         target = self._targets.get(index)
         options = layer_options(
             module,
             model,
+            kv_cache_dtype=kv_cache_dtype,
             kv_sharing_target_layer_name="" if target is None else f"layers.{self.numbers[target]}",
         )
         self._arguments[index] = layer_arguments(module) | {"sinks": bool(len(options.sinks))}
