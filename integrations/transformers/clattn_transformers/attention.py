@@ -19,6 +19,11 @@ def attention(
         raise clattn.InvalidArgument(
             "past_key_values: none or of another class, legal: clattn_transformers.PagedCache"
         )
+    if not hasattr(key, "cache"):
+        raise clattn.Unsupported(
+            f"layer {module.layer_idx}: keys computed from those that the cache gave, "
+            "legal: these themselves"
+        )
     if query.requires_grad or dropout:
         raise clattn.Unsupported("clattn: training, legal: inference under torch.no_grad()")
     cache, layer = key.cache, module.layer_idx

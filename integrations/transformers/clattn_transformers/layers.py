@@ -50,13 +50,19 @@ def config_of(module):
     return layers[module.layer_idx] if layers else module.config
 
 
+def kind_of(module) -> str:
+    kinds = getattr(module.config, "layer_types", None)
+    return kinds[module.layer_idx] if kinds else "full_attention"
+
+
 def layer_arguments(module) -> dict:
     """What a model's attention module passes to its attention function."""
+    window = getattr(module, "sliding_window", getattr(config_of(module), "sliding_window", None))
+    if getattr(module.config, "layer_types", None) and kind_of(module) == "full_attention":
+        window = None  # that of other layers
     return {
         "scaling": module.scaling,
-        "sliding_window": getattr(
-            module, "sliding_window", getattr(config_of(module), "sliding_window", None)
-        ),
+        "sliding_window": window,
         "softcap": getattr(module, "attn_logit_softcapping", None),
     }
 
@@ -80,23 +86,32 @@ def _span_options(model, kind: str, window: int | None) -> dict:
     return {"use_spans": True, "span_rule": "clip_left" if cut else "whole"}
 
 
+def _head_size(module) -> int:
+    size = getattr(module, "head_dim", getattr(module, "head_size", None))
+    if size is None:  # as in latent attention
+        raise clattn.Unsupported(
+            f"layer {module.layer_idx}: {type(module).__name__} has no head_dim, legal: attention "
+            "whose keys are what it stores"
+        )
+    return size
+
+
 def layer_options(module, model, **cache_options) -> clattn.AttentionOptions:
     """A layer as CLAttn runs it, from a model's attention module."""
-    config = config_of(module)
-    kinds = getattr(config, "layer_types", None)
-    kind = kinds[module.layer_idx] if kinds else "full_attention"
+    kind = kind_of(module)
     causal = module.is_causal or model.config.model_type == _PREFIX_MODEL
     if kind not in ("full_attention", "sliding_attention") or not causal:
         raise clattn.Unsupported(
             f"layer {module.layer_idx}: type {kind}, causal {causal}, "
             "legal: causal full_attention or sliding_attention"
         )
+    num_heads = config_of(module).num_attention_heads
     arguments = layer_arguments(module)
     sinks = getattr(module, "sinks", None)
     return clattn.AttentionOptions(
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_attention_heads // module.num_key_value_groups,
-        head_size=module.head_dim,
+        num_heads=num_heads,
+        num_kv_heads=num_heads // getattr(module, "num_key_value_groups", 1),
+        head_size=_head_size(module),
         head_size_v=getattr(module, "v_head_dim", 0),
         dtype=model.dtype,
         scale=arguments["scaling"],

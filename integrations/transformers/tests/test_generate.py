@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 from clattn_transformers import PagedCache
+from clattn_transformers.attention import attention
 
 SHAPE = {
     "vocab_size": 256,
@@ -171,6 +172,16 @@ def test_what_does_not_fit_is_refused(llama):
         llama(**prompts(8, 3), past_key_values=cache)
 
 
+def test_keys_computed_from_the_caches_are_refused(llama):
+    cache = PagedCache(llama, num_blocks=4)
+    llama.set_attn_implementation("clattn")
+    rows = torch.zeros(1, 2, 3, 32)
+    keys, values = cache.update(rows, rows, 0)
+    module = llama.model.layers[0].self_attn
+    with pytest.raises(clattn.Unsupported, match="layer 0: keys computed from"):
+        attention(module, torch.zeros(1, 4, 3, 32), keys + 0, values, None)
+
+
 def test_models_that_are_not_served():
     config = transformers.BertConfig(hidden_size=64, num_attention_heads=2, num_hidden_layers=1)
     with pytest.raises(clattn.Unsupported, match="causal False"):
@@ -181,3 +192,9 @@ def test_models_that_are_not_served():
     )  # fmt: skip
     with pytest.raises(clattn.Unsupported, match="layer 1 of .*Lfm2ShortConv.* legal in every"):
         PagedCache(transformers.Lfm2ForCausalLM(config))
+    config = transformers.DeepseekV3Config(
+        hidden_size=64, num_attention_heads=2, num_key_value_heads=2, intermediate_size=64,
+        moe_intermediate_size=8, n_routed_experts=8, vocab_size=16, num_hidden_layers=1,
+    )  # fmt: skip
+    with pytest.raises(clattn.Unsupported, match="layer 0: DeepseekV3Attention has no head_dim"):
+        PagedCache(transformers.DeepseekV3ForCausalLM(config))
