@@ -113,16 +113,17 @@ class PagedCache(Cache):
 
     def __init__(
         self, model, *, num_blocks: int = 0, cache_bytes: int = 1 << 30,
-        kv_cache_dtype: str = "auto", max_batch: int = 8, device: str | None = None,
+        kv_cache_dtype: str = "auto", max_batch: int | None = None, device: str | None = None,
     ) -> None:  # fmt: skip
         """Allocates the pages of all layers: num_blocks of 16 tokens, or what cache_bytes hold.
 
         model: a decoder of transformers. If it has gated delta nets, these compute by CLAttn from
         now on where they are given a PagedCache; their states take memory for max_batch rows, beams
-        included, in addition. kv_cache_dtype: the format of keys and values, by a name that
-        clattn.parse_kv_cache_dtype() takes; int8 needs session.load_kv_scales() for each layer.
-        device: as clattn.Context takes it; None is CLATTN_DEVICE or the CPU. Raises Unsupported for
-        layers, or a format in them, that CLAttn does not serve.
+        included, in addition (None: 8). Larger batches than max_batch are refused. kv_cache_dtype:
+        the format of keys and values, by a name that clattn.parse_kv_cache_dtype() takes; int8
+        needs session.load_kv_scales() for each layer. device: as clattn.Context takes it; None is
+        CLATTN_DEVICE or the CPU. Raises Unsupported for layers, or a format in them, that CLAttn
+        does not serve.
         """
         clattn.parse_kv_cache_dtype(kv_cache_dtype)  # which names those that are legal
         modules = layers_of(model)
@@ -131,6 +132,7 @@ class PagedCache(Cache):
         self._targets = sharing_targets(modules)
         for index in self._targets:
             self.layers[index].supports_early_init = False  # for transformers it holds nothing
+        # Of each layer that attends: what its calls pass; its rule, and whether it takes spans.
         self._arguments, self._sees = {}, {}
         #: The session's number of each layer, among those of its kind.
         self.numbers: list[int] = []
@@ -143,8 +145,11 @@ class PagedCache(Cache):
                 recurrent.compute_by_clattn(module, PagedCache)
             else:
                 options.append(self._options_of(module, model, kv_cache_dtype))
-        self._max_batch = max_batch if nets else None
-        states = clattn.RecurrentLayers(layers=nets, num_slots=2 * max_batch) if nets else None
+        self._max_batch, states = max_batch, None
+        if nets:
+            self._max_batch = 8 if max_batch is None else max_batch
+            # In a step a request has one more slot than between steps.
+            states = clattn.RecurrentLayers(layers=nets, num_slots=2 * self._max_batch)
         self.session = clattn.Session(
             clattn.Context(device or os.environ.get("CLATTN_DEVICE", "cpu")),
             options,
@@ -191,16 +196,21 @@ class PagedCache(Cache):
         if keys_of != owner:
             raise clattn.Unsupported(f"layer {layer}: keys of layer {keys_of}, legal: of {owner}")
 
-    def rows(self, layer: int, batch: int, tokens: int, mask: StepMask | None) -> Rows:
-        """The rows of a step of [batch, tokens]; the first of its layers begins it."""
+    def rows(self, layer: int, batch: int, tokens: int, mask: torch.Tensor | None) -> Rows:
+        """The rows of a step of [batch, tokens]; the first of its layers begins it.
+
+        mask: a StepMask, or [batch, columns so far], 0 where a token is padding.
+        """
         columns = self.layers[self._targets.get(layer, layer)].columns
-        padding, numbers = (mask.padding, mask.numbers) if mask is not None else (None, None)
+        ours = isinstance(mask, StepMask)
+        padding, numbers = (mask.padding, mask.numbers) if ours else (mask, None)
         if padding is not None and padding.shape != (batch, columns):
             raise clattn.InvalidArgument(
                 f"attention_mask: shape {list(padding.shape)}, legal: {[batch, columns]}, "
                 "a column for every token so far"
             )
-        self._check_rule(layer, mask)
+        if ours:
+            self._check_rule(layer, mask)
         now = _present(batch, tokens, padding)
         if columns != self._columns:
             self._begin_step(columns, now, None if numbers is None else _spans(numbers, padding))
@@ -226,8 +236,8 @@ class PagedCache(Cache):
         self._check_padding(layer, now)
         return self._rows
 
-    def _check_rule(self, layer: int, mask: StepMask | None) -> None:
-        if mask is None or mask.rules is None:
+    def _check_rule(self, layer: int, mask: StepMask) -> None:
+        if mask.rules is None:
             return
         rule, takes_spans = self._sees[layer]
         if rule not in mask.rules or (mask.numbers is not None and not takes_spans):
@@ -245,14 +255,14 @@ class PagedCache(Cache):
 
     def _begin_step(self, columns: int, now: torch.Tensor, spans: list | None) -> None:
         batch, tokens = now.shape
+        if self._max_batch is not None and batch > self._max_batch:
+            raise clattn.InvalidArgument(
+                f"batch: {batch} rows, legal: up to the cache's max_batch, {self._max_batch}"
+            )
         self.requests = self.requests or [None] * batch
         if len(self.requests) != batch:
             raise clattn.InvalidArgument(
                 f"batch: {batch} rows, legal: {len(self.requests)}, as before; or reset() the cache"
-            )
-        if self._max_batch is not None and batch > self._max_batch:
-            raise clattn.InvalidArgument(
-                f"batch: {batch} rows, legal: up to the cache's max_batch, {self._max_batch}"
             )
         step = []
         for row, count in enumerate(now.sum(1).tolist()):

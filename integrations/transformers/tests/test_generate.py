@@ -161,6 +161,10 @@ def test_what_does_not_fit_is_refused(llama):
     with pytest.raises(clattn.InvalidArgument, match=r"attention_mask: shape \[2, 1\], .*\[2, 9\]"):
         llama(input_ids=ids, attention_mask=ids, past_key_values=cache)
     cache.reset()
+    full = {"input_ids": ids, "attention_mask": torch.zeros(2, 1, 1, 1)}
+    with pytest.raises(clattn.InvalidArgument, match=r"attention_mask: shape \[2, 1, 1, 1\]"):
+        llama(**full, past_key_values=cache)
+    cache.reset()
     llama(**prompts(8, 3), past_key_values=cache)
     with pytest.raises(clattn.InvalidArgument, match="batch: 1 rows, legal: 2"):
         llama(input_ids=ids[:1], past_key_values=cache)
