@@ -28,7 +28,7 @@ def int8_per_row(rows):
 
 def fp8_per_row(rows):
     scale = most_of(rows) / 448
-    return FORMATS["fp8"](rows / scale) * scale
+    return (rows / scale).to(torch.float8_e4m3fn).float() * scale
 
 
 def uint4_per_row(rows):
@@ -40,7 +40,6 @@ def uint4_per_row(rows):
 
 #: What a format makes of rows [..., head_size] in f32.
 FORMATS = {
-    "fp8": lambda rows: rows.to(torch.float8_e4m3fn).float(),
     "int8": int8,
     "int8_per_token_head": int8_per_row,
     "fp8_per_token_head": fp8_per_row,

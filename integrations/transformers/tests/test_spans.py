@@ -40,9 +40,9 @@ def pali_gemma(text):
 
 
 def gemma_4():
-    """Its full layers, of larger heads, are causal."""
+    """Its full layers are causal."""
     text = SHAPE | LAYERS | {
-        "head_dim": 16, "global_head_dim": 32, "use_bidirectional_attention": "vision",
+        "global_head_dim": 32, "use_bidirectional_attention": "vision",
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 256,
     }  # fmt: skip
