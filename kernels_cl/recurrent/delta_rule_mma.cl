@@ -16,13 +16,13 @@
    rounded, too. A and V - E P have two parts, since the triangle enlarges errors: those that remain
    are at most 2^-8 of the roundings above.
 
-   Multiply-adds of a token and value head with K = V = 128 and chunks of 64, blocks above diagonals
-   left out: 3 K V = 49 k for P, O and S, 40 V = 5 k for M U, 3 * 40 V = 15 k for A. So a warp of
-   sm80 issues 272 products a chunk, some 2200 cycles of its scheduler, 64 for each of P, O and S,
-   60 for A and 20 for M; that is what a prompt cannot go below, however many groups it has, and a
-   scheduler has one warp of a prompt of 32 heads. Bytes of a chunk that a group loads: 16 Ki of
-   keys, as many of queries, 10 Ki of A, 5 Ki of M; a warp reads 70 Ki of local memory, so that four
-   warps on a multiprocessor take as long for it as for the products, and two do not.
+   Multiply-adds of a token and value head with K = V = 128 and chunks of 32, blocks above diagonals
+   left out: 3 K V = 49 k for P, O and S, 24 V = 3 k for M U, 3 * 24 V = 9 k for A. So a warp of
+   sm80 issues 120 products a chunk, some 960 cycles of its scheduler, 32 for each of P, O and S, 18
+   for A and 6 for M; that is what a prompt cannot go below, however many groups it has, and a
+   scheduler has one warp of a prompt of 32 heads. Bytes of a chunk that a group loads: 8 Ki of keys,
+   as many of queries, 3 Ki of A, 1.5 Ki of M. Chunks of 64 issue 272 products for twice the tokens,
+   and take 124 KiB of local memory for two stages, not 49, so that one group resides.
 
    macro        legal values                     meaning
    CLA_CHUNK    multiple of CLA_BLOCK            tokens, as in delta_rule_pairs.cl; where operands

@@ -14,14 +14,13 @@
    normalised, no element of A is larger than its beta of up to 2, since the update by a token
    lengthens no row of a state; in two parts they are right to 2^-16 of themselves.
 
-   Why A, and not L and T or what flash-linear-attention leaves, W = A E K: with L and T each chunk
-   waits for 7 products one after the other; W would need two parts as well, 32 KiB of a chunk for
-   A's 10, and as many products as P and A take together.
+   Why A, and not L and T or what flash-linear-attention leaves, W = A E K: with L and T each block
+   of a chunk waits for the one before; W would need two parts as well, 16 KiB of a chunk for A's 3,
+   and as many products as P and A take together.
 
-   Multiply-adds of a token and value head with K = 128 and chunks of 64, blocks above diagonals
-   left out: 80 K = 10 k for L and M, and 3 * 1280 = 4 k for A, whose right side is 0 up to its own
-   block. Bytes of a chunk and a head: 32 Ki read, 10 Ki of A, 5 Ki of M and 1 Ki of factors
-   written.
+   Multiply-adds of a token and value head with K = 128 and chunks of 32, blocks above diagonals
+   left out: 48 K = 6 k for L and M; those of A, whose right side is 0 up to its own block, are few.
+   Bytes of a chunk and a head: 16 Ki read, 3 Ki of A, 1.5 Ki of M and 0.5 Ki of factors written.
 
    macro        legal values                     meaning
    CLA_CHUNK    multiple of CLA_BLOCK            tokens; WG_SIZE divides 2 CHUNK, or is a multiple

@@ -12,12 +12,10 @@ namespace clattn::detail {
 
 namespace {
 
-// Chunks best first, of each the smallest groups first. A device has one of the matrix units. The
-// last ones of a unit are for values whose number of elements others do not divide.
+// Chunks best first, of each the smallest groups first; of 64 tokens they lost on an H200
+// (docs/performance.md). A device has one of the matrix units. The last ones of a unit are for
+// values whose number of elements others do not divide.
 constexpr auto kTiles = std::to_array<RuleTile>({
-    {UnitId::sm80, 64, 64, 128},
-    {UnitId::sm80, 64, 128, 128},
-    {UnitId::sm80, 64, 256, 128},
     {UnitId::sm80, 32, 64, 256},
     {UnitId::sm80, 32, 128, 256},
     {UnitId::sm80, 32, 256, 256},
