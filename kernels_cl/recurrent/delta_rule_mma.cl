@@ -20,9 +20,9 @@
    left out: 3 K V = 49 k for P, O and S, 24 V = 3 k for M U, 3 * 24 V = 9 k for A. So a warp of
    sm80 issues 120 products a chunk, some 960 cycles of its scheduler, 32 for each of P, O and S, 18
    for A and 6 for M; that is what a prompt cannot go below, however many groups it has, and a
-   scheduler has one warp of a prompt of 32 heads. Bytes of a chunk that a group loads: 8 Ki of keys,
-   as many of queries, 3 Ki of A, 1.5 Ki of M. Chunks of 64 issue 272 products for twice the tokens,
-   and take 124 KiB of local memory for two stages, not 49, so that one group resides.
+   scheduler has one warp of a prompt of 32 heads. Bytes of a chunk that a group loads: 8 Ki of
+   keys, as many of queries, 3 Ki of A, 1.5 Ki of M. Chunks of 64 issue 272 products for twice the
+   tokens, and take 124 KiB of local memory for two stages, not 49, so that one group resides.
 
    macro        legal values                     meaning
    CLA_CHUNK    multiple of CLA_BLOCK            tokens, as in delta_rule_pairs.cl; where operands
