@@ -59,23 +59,21 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
   const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
   const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
-  const int last = keys.end - 1;
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
   const long head_at = (long)task.kv_head * call.head_stride;
-  __global const CLA_KV_T* k_lane =
-      k_cache + call.k_offset + head_at + CLA_KV_ROOM(8 * cla_k_unit(lane));
+  __global const CLA_KV_T* k_lane = k_cache + call.k_offset + head_at + CLA_UNIT(cla_k_unit(lane));
   __global const CLA_KV_T* v_lane =
-      CLA_VALUES + head_at + CLA_KV_ROOM(8 * cla_first_v_unit(first_unit, lane));
+      CLA_VALUES + head_at + CLA_UNIT(cla_first_v_unit(first_unit, lane));
   const ClaValues values = {&task.item, pages, v_lane, call.block_stride, call.token_stride};
   int first = keys.begin - keys.begin % CLA_BLOCK_KV + (int)cla_warp_keys(warp) * CLA_BLOCK_KV;
   int page = 0;                  /* of the lane's key in the next step to be loaded */
   float level = CLA_FIRST_LEVEL; /* attention/row_scales.clh */
 #if CLA_FEW_REGISTERS
-  if (first <= last) page = cla_page_of(pages, (uint)cla_own_position(first, keys, lane));
+  if (first < keys.end) page = cla_page_of(pages, (uint)cla_own_position(first, keys, lane));
 #else
   ClaKvRaw k_raw[CLA_K_LOADS], v_raw[CLA_V_LOADS];
   float2 own_scales = (float2)(1.0f); /* of the lane's key */
-  if (first <= last) {
+  if (first < keys.end) {
     const int own = cla_own_position(first, keys, lane);
     const long at = cla_key_row(&task.item, cla_page_of(pages, (uint)own), (uint)own,
                                 call.block_stride, call.token_stride);
@@ -94,10 +92,9 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   float acc[CLA_ACC_SIZE];
   cla_decode_begin_rows(rows, state, acc, &opt, &task, call.causal, first_row, lane);
   barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read */
-  for (; first <= last; first += CLA_STEP_KEYS) {
+  for (; first < keys.end; first += CLA_STEP_KEYS) {
     const int next = first + CLA_STEP_KEYS;
-    const int masked =
-        CLA_MASK || first < common.begin || first + CLA_BLOCK_KV > common.end; /* for some row */
+    const int masked = cla_is_masked(common, first);
     float scores[CLA_ROW_TILES * CLA_C_SIZE];
 #if CLA_FEW_REGISTERS
     const int own = cla_own_position(first, keys, lane);
@@ -110,12 +107,12 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
     ClaKvRaw v_raw[CLA_V_LOADS];
     cla_load_v(v_raw, v_lane, at, first_unit, lane);
 #else
-    cla_set_k_zeros(k_raw, own_scales, lane);
+    cla_set_k_zeros(k_raw, own_scales.x, lane);
     cla_multiply_qk(scores, k_raw, queries, lane);
     const float2 scales = own_scales;
     const int own = cla_own_position(next, keys, lane);
     const long at = cla_key_row(&task.item, page, (uint)own, call.block_stride, call.token_stride);
-    if (next <= last) { /* the same for the warp */
+    if (next < keys.end) { /* the same for the warp */
       own_scales = cla_own_scales(&opt, &task, page, own);
       page = cla_page_of(pages, (uint)cla_own_position(next + CLA_STEP_KEYS, keys, lane));
       cla_load_k(k_raw, k_lane, at, lane);
@@ -123,16 +120,14 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
 #endif
     cla_scale_keys(scores, scales.x, lane);
     cla_to_probabilities(scores, acc, state, rows, &opt, scale, first, masked, lane);
-    cla_scale_values(scores, acc, &level, scales.y, lane);
-    cla_set_v_zeros(v_raw, scales, lane);
+    cla_scale_values(scores, acc, &level, v_raw, scales.y, lane);
     cla_decode_add_values(acc, scores, v_raw, rows, &values, masked,
                           cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)),
                           lane);
 #if !CLA_FEW_REGISTERS
-    if (next <= last) cla_load_v(v_raw, v_lane, at, first_unit, lane);
+    if (next < keys.end) cla_load_v(v_raw, v_lane, at, first_unit, lane);
 #endif
   }
-
   cla_leave_level(acc, 1, level);
   const ClaResults results = CLA_RESULTS;
   const uint shared_row = cla_warp_keys(warp) * CLA_BLOCK_ROWS + first_row;

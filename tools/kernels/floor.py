@@ -175,7 +175,7 @@ def table():
         ("includes between definitions", None, 0, 0, late_includes()),
         ("lines of the longest function", longest[-1][0], 97, 90,
          [f"{lines} {at}" for lines, at in longest[-20:]]),
-        ("lines of kernels_cl but for recurrent layers", size, 17302, 15150, []),
+        ("lines of kernels_cl but for recurrent layers", size, 17439, 15150, []),
     ]
     return [(what, len(of) if count is None else count, limit, goal, of)
             for what, count, limit, goal, of in counted]
