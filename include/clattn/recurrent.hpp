@@ -195,8 +195,9 @@ struct GatedDeltaRule {
 /// without drafts in chunks, where the device's local memory holds one, and others as
 /// fused_recurrent does. Both compute in f32, except that products of chunks round states, and what
 /// is added to them, to `dtype` if rounds_products() says so. The context then keeps memory for
-/// each of the last queues: 7 KB for 32 tokens and a value head, up to 256 MiB, beyond which heads
-/// take turns. Both throw kUnsupported if the device has nothing of `kernel_family`.
+/// each of the last queues, and each recording for itself: 7 KB for 32 tokens and a value head, up
+/// to 256 MiB or what one head needs, beyond which heads take turns. Both throw kUnsupported if the
+/// device has nothing of `kernel_family`.
 ///@{
 void fused_recurrent_gated_delta_rule(const Context& context, cl_command_queue queue,
                                       const GatedDeltaRule& rule, const StateView& states,

@@ -22,7 +22,7 @@
    for A and 6 for M; that is what a prompt cannot go below, however many groups it has, and a
    scheduler has one warp of a prompt of 32 heads. Bytes of a chunk that a group loads: 8 Ki of
    keys, as many of queries, 3 Ki of A, 1.5 Ki of M. Chunks of 64 issue 272 products for twice the
-   tokens, and take 124 KiB of local memory for two stages, not 49, so that one group resides.
+   tokens, and take 124 KiB of local memory for two stages, not 50, so that one group resides.
 
    macro        legal values                     meaning
    CLA_CHUNK    multiple of CLA_BLOCK            tokens, as in delta_rule_pairs.cl; where operands

@@ -9,6 +9,11 @@
 
 namespace clattn::detail {
 
+std::size_t QueueMemory::most_bytes() const noexcept {
+  const auto most = static_cast<std::size_t>(runtime_->capabilities().max_alloc_bytes);
+  return std::min(most_bytes_.load(), most);
+}
+
 QueueMemory::Lease QueueMemory::reserve(cl_command_queue queue, std::size_t size_bytes) {
   Lease lease;
   if (Recorder* recorder = Recorder::of(queue)) {

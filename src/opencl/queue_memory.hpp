@@ -43,7 +43,7 @@ class QueueMemory {
   Lease reserve(cl_command_queue queue, std::size_t size_bytes);
 
   /// What a call should stay within, as far as it can do its work in turns.
-  std::size_t most_bytes() const noexcept { return most_bytes_; }
+  std::size_t most_bytes() const noexcept;
   void set_most_bytes(std::size_t bytes) noexcept { most_bytes_ = bytes; }
 
  private:

@@ -168,6 +168,18 @@ std::int64_t prompts_of(const RecurrentMetadata& metadata) {
                                   1, metadata.num_reqs);
 }
 
+/// Memory for so many heads, or for fewer where the device has none left.
+QueueMemory::Lease reserve_heads(const RecurrentCall& call, QueueMemory& memory,
+                                 std::int64_t& heads, std::int64_t head_bytes) {
+  for (;; heads = ceil_div(heads, std::int64_t{2})) {
+    try {
+      return memory.reserve(call.queue, to_size(checked_mul(heads, head_bytes, call.name)));
+    } catch (const Error& error) {
+      if (heads == 1 || error.code() != ErrorCode::kOpenCL) throw;
+    }
+  }
+}
+
 /// Chunks on matrix units, for as many value heads at once as matrices have room for in memory that
 /// stays within bounds.
 void enqueue_matrices(const RecurrentCall& call, DeltaRuleCall& rule, const MatrixKernels& kernels,
@@ -180,9 +192,8 @@ void enqueue_matrices(const RecurrentCall& call, DeltaRuleCall& rule, const Matr
   const std::int64_t all = rule.num_v_heads;
   const std::int64_t turns =
       ceil_div(all, std::clamp<std::int64_t>(most_bytes / head_bytes, 1, all));
-  const std::int64_t heads = ceil_div(all, turns);
-  const QueueMemory::Lease memory =
-      of_queue.reserve(call.queue, to_size(checked_mul(heads, head_bytes, call.name)));
+  std::int64_t heads = ceil_div(all, turns);
+  const QueueMemory::Lease memory = reserve_heads(call, of_queue, heads, head_bytes);
   const std::size_t splits = to_size(rule.head_v_dim / kernels.tile.rows());
   for (std::int64_t first = 0; first < all; first += heads) {
     terms.first_head = static_cast<cl_int>(first);

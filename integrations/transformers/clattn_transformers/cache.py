@@ -108,7 +108,7 @@ class PagedCache(Cache):
     """The keys and values of one batch of a model, in pages of a clattn.Session.
 
     Rows of the batch are requests of the session; padding takes no place in it. For one thread at a
-    time. reset() makes the cache ready for another batch.
+    time. reset() makes the cache ready for another batch, also after an error.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class PagedCache(Cache):
         now on where they are given a PagedCache; their states take memory for max_batch rows, beams
         included, in addition (None: 8). Larger batches than max_batch are refused. kv_cache_dtype:
         the format of keys and values, by a name that clattn.parse_kv_cache_dtype() takes; int8
-        needs session.load_kv_scales() for each layer. device: as clattn.Context takes it; None is
+        needs session.load_kv_scales() for each layer that keeps keys. device: as clattn.Context takes it; None is
         CLATTN_DEVICE or the CPU. Raises Unsupported for layers, or a format in them, that CLAttn
         does not serve.
         """

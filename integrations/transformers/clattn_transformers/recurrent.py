@@ -1,6 +1,6 @@
 """Gated delta nets by CLAttn, with their states in the slots of a clattn.Session."""
 
-import types
+import functools
 
 import clattn
 import torch
@@ -31,15 +31,18 @@ def compute_by_clattn(net, cache_class: type) -> None:
 
     transformers has no registry of functions for these layers, as it has for attention.
     """
+    before = net.forward  # the class's, or a hook's of those who spread models over devices
+    if getattr(before, "func", None) is not _forward_by_cache:
+        net.forward = functools.partial(_forward_by_cache, net, before, cache_class)
 
-    def forward(self, hidden_states, cache=None, attention_mask=None, **kwargs):
-        if isinstance(cache, cache_class):
-            return _forward(self, hidden_states, cache, attention_mask)
-        return type(self).forward(
-            self, hidden_states, cache=cache, attention_mask=attention_mask, **kwargs
-        )
 
-    net.forward = types.MethodType(forward, net)
+def _forward_by_cache(
+    net, before, cache_class, hidden_states, cache=None, attention_mask=None, **kwargs
+):
+    """At the module's top, so that models can be pickled."""
+    if isinstance(cache, cache_class):
+        return _forward(net, hidden_states, cache, attention_mask)
+    return before(hidden_states, cache=cache, attention_mask=attention_mask, **kwargs)
 
 
 def _projections(net, packed: torch.Tensor) -> tuple[torch.Tensor, ...]:

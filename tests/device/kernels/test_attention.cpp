@@ -302,11 +302,14 @@ TEST_P(EveryVariant, IsRightWithSmallHeadsAndBytes) {
   const Variant& variant = *GetParam();
   if (variant.family() != KernelFamily::kGpuMatrix || variant.role != Role::kDecode)
     GTEST_SKIP() << "other tests reach it";
-  constexpr std::array kTypes{TypePair{DType::kF16, DType::kFp8E5M2},
-                              TypePair{DType::kF16, DType::kInt8},
-                              TypePair{DType::kBF16, DType::kFp8E4M3}};
+  constexpr std::array kTypes{
+      TypePair{DType::kF16, DType::kFp8E5M2}, TypePair{DType::kF16, DType::kInt8},
+      TypePair{DType::kBF16, DType::kFp8E4M3}, TypePair{DType::kF16, DType::kUInt4x2},
+      TypePair{DType::kBF16, DType::kUInt4x2}};
   const bool ran = check_in(variant, kTypes, [](CaseSpec& spec) {
     spec.config.head_size = spec.config.dtype == DType::kF16 ? 32 : 56;
+    if (spec.config.cache_dtype() == DType::kUInt4x2)
+      spec.config.kv_cache_dtype = clattn::CacheFormat::per_row(DType::kUInt4x2);
     spec.config.custom_mask = true;
     spec.unseen_is_nan = spec.config.cache_dtype() != DType::kInt8;
   });

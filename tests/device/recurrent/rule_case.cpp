@@ -431,9 +431,13 @@ RuleResult run_rule(const clattn::Context& context, const RuleSpec& spec) {
       spec.in_chunks ? clattn::chunk_gated_delta_rule : clattn::fused_recurrent_gated_delta_rule;
   if (spec.in_chunks) poison_memory(context, queue);
   if (spec.recorded) {
-    clattn::detail::Recorder recorder(queue);
-    call(context, queue, rule, pages.view, metadata, nullptr);
-    recorder.finish(clattn::ReplayMode::kLaunchList)->replay(queue, nullptr);
+    const auto recording = [&] {
+      clattn::detail::Recorder recorder(queue);
+      call(context, queue, rule, pages.view, metadata, nullptr);
+      return recorder.finish(clattn::ReplayMode::kLaunchList);
+    }();
+    poison_memory(context, queue);
+    recording->replay(queue, nullptr);
   } else {
     call(context, queue, rule, pages.view, metadata, nullptr);
   }

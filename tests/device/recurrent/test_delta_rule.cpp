@@ -332,7 +332,7 @@ TEST(DeltaRule, PromptsOfUnlikeLengthsByMatrixUnits) {
   }
 }
 
-/// A recording's launches have memory of their own, whatever a call on the queue leaves behind.
+/// A recording's launches have memory of their own, which outlives the recorder.
 TEST(DeltaRule, ARecordedCallIsRight) {
   for (const auto& context : all_contexts()) {
     RuleSpec spec;
