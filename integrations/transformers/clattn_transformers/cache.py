@@ -121,9 +121,9 @@ class PagedCache(Cache):
         now on where they are given a PagedCache; their states take memory for max_batch rows, beams
         included, in addition (None: 8). Larger batches than max_batch are refused. kv_cache_dtype:
         the format of keys and values, by a name that clattn.parse_kv_cache_dtype() takes; int8
-        needs session.load_kv_scales() for each layer that keeps keys. device: as clattn.Context takes it; None is
-        CLATTN_DEVICE or the CPU. Raises Unsupported for layers, or a format in them, that CLAttn
-        does not serve.
+        needs session.load_kv_scales() for each layer that keeps keys. device: as clattn.Context
+        takes it; None is CLATTN_DEVICE or the CPU. Raises Unsupported for layers, or a format in
+        them, that CLAttn does not serve.
         """
         clattn.parse_kv_cache_dtype(kv_cache_dtype)  # which names those that are legal
         modules = layers_of(model)
