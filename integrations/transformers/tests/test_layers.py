@@ -1,5 +1,7 @@
 """Layers of unequal shapes, shared keys and gated delta nets, against eager attention in f32."""
 
+import pickle
+
 import clattn
 import pytest
 import torch
@@ -107,6 +109,27 @@ def test_the_model_computes_as_before_without_the_cache(qwen):
         assert cache.session.state_slots.num_used == 1
         cache.reset()
         assert cache.session.state_slots.num_used == 0
+
+
+@torch.no_grad()
+def test_what_replaced_a_layers_forward_is_kept(qwen):
+    """As by hooks of those who spread models over devices."""
+    nets = [net for net in qwen.modules() if type(net).__name__.endswith("GatedDeltaNet")]
+    called = []
+    before = nets[0].forward
+    nets[0].forward = lambda *args, **options: called.append(0) or before(*args, **options)
+    for _ in range(2):
+        PagedCache(qwen, num_blocks=8)
+    qwen(**prompts(5), use_cache=False)
+    assert called == [0]
+
+
+@torch.no_grad()
+def test_a_model_that_had_a_cache_can_be_pickled(qwen):
+    PagedCache(qwen, num_blocks=8)
+    copy = pickle.loads(pickle.dumps(qwen))
+    logits = [model(**prompts(5), use_cache=False).logits for model in (qwen, copy)]
+    assert logits[0].equal(logits[1])
 
 
 @torch.no_grad()
