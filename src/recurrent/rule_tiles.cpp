@@ -61,7 +61,7 @@ std::int64_t chunk_bytes(const RuleTile& tile, std::int64_t k_dim) {
   const UnitTraits& unit = unit_of(tile.unit).traits;
   const std::int64_t chunk = tile.chunk, keys = tile_units(chunk, k_dim);
   const std::int64_t others = 3 * tile_units(chunk, chunk) + chunk;
-  if (unit.ptx) return 2 * 16 * (2 * keys + others);
+  if (unit.ptx) return 32 * (2 * keys + others);
   // Keys in two forms: those of units that copy come to two stages, those that do not transpose.
   const bool copies = unit.by_sub_groups;
   return 16 * (copies ? 2 * (3 * keys + others) : 2 * keys + tile_units(k_dim, chunk) + others);
