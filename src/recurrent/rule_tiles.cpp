@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <utility>
 
 #include "kernels/choose/traits.hpp"
@@ -106,18 +105,24 @@ std::int32_t RuleTile::rows() const {
 // A prompt's groups go from chunk to chunk, so that its time is that of a chunk. Small groups share
 // local memory with fewer warps, large ones load keys and matrices for more rows. So groups are as
 // small as lets all run at once, else as large as there are.
-std::vector<RuleTile> rule_tiles(const DeviceCapabilities& device, const DeltaRuleCall& rule,
-                                 std::int64_t num_prompts) {
-  std::vector<RuleTile> fitting;
+RuleTiles rule_tiles(const DeviceCapabilities& device, const DeltaRuleCall& rule,
+                     std::int64_t num_prompts) {
+  RuleTiles fitting;
+  static_assert(kTiles.size() <= fitting.tiles.size());
   if (!takes(rule)) return fitting;
-  std::ranges::copy_if(kTiles, std::back_inserter(fitting),
-                       [&](const RuleTile& tile) { return fits(tile, rule, device); });
-  std::ranges::stable_sort(fitting, [&](const RuleTile& one, const RuleTile& other) {
+  const auto is_better = [&](const RuleTile& one, const RuleTile& other) {
     if (one.chunk != other.chunk) return one.chunk > other.chunk;
     const bool now = at_once(one, rule, device, num_prompts);
     if (now != at_once(other, rule, device, num_prompts)) return now;
     return now ? one.group_size < other.group_size : one.group_size > other.group_size;
-  });
+  };
+  for (const RuleTile& tile : kTiles) {
+    if (!fits(tile, rule, device)) continue;
+    RuleTile* const end = fitting.tiles.data() + fitting.count++;
+    RuleTile* const place = std::upper_bound(fitting.tiles.data(), end, tile, is_better);
+    std::move_backward(place, end, end + 1);
+    *place = tile;
+  }
   return fitting;
 }
 

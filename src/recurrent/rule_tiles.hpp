@@ -1,8 +1,9 @@
 #pragma once
 
+#include <array>
 #include <clattn/recurrent.hpp>
+#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "opencl/device/units.hpp"
 #include "recurrent/delta_rule.hpp"
@@ -23,10 +24,19 @@ struct RuleTile {
 /// Work-items that make a chunk's matrices (kernels_cl/recurrent/delta_rule_pairs.cl).
 inline constexpr std::int32_t kPairItems = 128;
 
+/// A list of them that needs no memory of its own.
+struct RuleTiles {
+  std::array<RuleTile, 16> tiles;
+  std::size_t count = 0;
+
+  const RuleTile* begin() const { return tiles.data(); }
+  const RuleTile* end() const { return tiles.data() + count; }
+};
+
 /// The tiles that fit the device and the rule, best first for as many prompts of about the same
 /// length.
-std::vector<RuleTile> rule_tiles(const DeviceCapabilities& device, const DeltaRuleCall& rule,
-                                 std::int64_t num_prompts);
+RuleTiles rule_tiles(const DeviceCapabilities& device, const DeltaRuleCall& rule,
+                     std::int64_t num_prompts);
 
 /// Bytes that the matrices of a chunk and a value head take between the kernels.
 std::int64_t made_bytes(const RuleTile& tile);
